@@ -1,0 +1,94 @@
+// The table of kernels that one instruction set fills. Every set gives the same bits; one is chosen at run time.
+//
+// Each kernels_<set>.cpp includes one vec_<set>.h and the shared *.inl files inside an anonymous namespace and exports one
+// KernelSet. Those translation units include no other C++ headers with inline code, since the linker may keep
+// their copy of an inline function for everybody.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace foredraft {
+
+// How a weight matrix lies in memory (formats/packed.h has the layouts).
+enum class Format : int32_t { F32, F16, BF16, Q4S, Q4A, Q5S, Q5A, Q8S, Q4K, Q5K, Q6K };
+
+inline constexpr int kChannels = 16;  // output channels of one block, the lanes of a vector
+inline constexpr int kGroup = 32;     // activations that share one scale
+
+// Weights of y = W x, N output channels by K inputs, packed in blocks of 16 channels; the last block is zero-padded.
+struct PackedMatrix {
+    Format format;
+    int n, k;
+    const uint8_t* data;
+    size_t block_bytes;  // bytes of one block of 16 channels
+    int num_blocks() const { return (n + kChannels - 1) / kChannels; }
+};
+
+// Rows of activations, as floats and, for integer formats, quantised to int8 in groups of 32.
+// A row's codes depend on that row alone. All pointers belong to the caller.
+struct ActivationRows {
+    int rows, k;
+    const float* values;  // [rows, k]
+    int8_t* codes;        // [k/32, rows, 32]  in -127..127
+    float* scales;        // [k/32, rows]      amax / 127
+    float* sums;          // [k/32, rows]      scale * sum(codes)
+    int32_t* code_sums;   // [k/32, rows, 2]   sums of the codes of each half group
+};
+
+// One sequence's keys or values for one layer and one kv head, in blocks of 32 slots reached through a block table.
+// Keys lie transposed, [head_dim][32]; values [32][head_dim].
+inline constexpr int kSlots = 32;
+
+// Rows of one sequence that attend together: M queries of all the query heads of one kv head.
+struct AttentionTask {
+    int rows;                  // M
+    int group;                 // query heads for this kv head
+    int head_dim;              // multiple of 16
+    const float* q;            // [M, group, head_dim], row stride q_stride
+    size_t q_stride;           // floats between rows
+    const int32_t* positions;  // [M] logical position of each row
+    const int32_t* first;      // [M] first visible logical position (sliding window)
+    int start;                 // cached positions: slots 0..start-1 hold positions 0..start-1
+    // Path of each row through the tree: path[r * path_stride + d] is the slot of logical position start + d, for
+    // d = 0 .. positions[r] - start. A chain has path[r][d] = start + d.
+    const int32_t* path;
+    int path_stride;
+    const int32_t* block_table;  // logical block -> physical block
+    const uint8_t* keys;         // of physical block 0, this layer and head
+    const uint8_t* values;
+    size_t block_stride;   // bytes between physical blocks
+    bool half;             // fp16 cache, else f32
+    float scale, softcap;  // softcap 0: none
+    float* out;            // [M, group, head_dim], row stride out_stride
+    size_t out_stride;
+    float* scratch;  // attention_scratch_floats(...) floats
+};
+
+struct KernelSet {
+    const char* name;
+    // values -> codes, scales, sums, code_sums, for rows [row_begin, row_end).
+    void (*quantize_rows)(const ActivationRows& x, int row_begin, int row_end);
+    // y[row * ldy + channel] for the channels of blocks [block_begin, block_end); y has room for whole blocks.
+    void (*matmul)(const PackedMatrix& w, const ActivationRows& x, float* y, size_t ldy, int block_begin, int block_end);
+    void (*attention)(const AttentionTask& task);
+    void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
+    // In place on one head: cos, sin [head_dim / 2]. interleaved: pairs (2i, 2i+1), else (i, i + head_dim / 2).
+    void (*rope)(float* x, const float* cos, const float* sin, int head_dim, bool interleaved);
+    void (*silu_mul)(const float* gate, const float* up, int n, float* y);
+    void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* y);
+    void (*add)(const float* a, const float* b, int n, float* y);
+    void (*softcap)(float* x, int n, float cap);
+    int (*argmax)(const float* x, int n);  // lowest index among equals; NaN never wins; -1 if no number is there
+    // Sampling (kernels/sampling.inl): see sampling.h for the operations built from these.
+    float (*max_value)(const float* x, int n);
+    // p[i] = exp((x[i] - max) * inv_temperature); returns the sum over 16 fixed lanes.
+    float (*exp_sum)(const float* x, float max, float inv_temperature, int n, float* p);
+};
+
+size_t attention_scratch_floats(int rows, int group, int head_dim, int num_positions);
+
+// The best set that this processor runs, or the one named (FOREDRAFT_KERNELS: avx512, avx2, neon, portable).
+// Throws std::invalid_argument, naming the sets that can run here, if that one cannot.
+const KernelSet& select_kernels(const char* name_or_null);
+
+}  // namespace foredraft

@@ -1,0 +1,10 @@
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/kernels.h"
+
+namespace {
+#include "kernels/vec_portable.h"
+#include "kernels/math.inl"
+}  // namespace

@@ -1,0 +1,289 @@
+// The vector vocabulary of the kernels, in plain C++: the reference that every instruction set must equal bit for bit.
+//
+// One logical vector is always 16 lanes wide, whatever the registers: a float sum runs over 16 fixed lanes and one fixed
+// tree (reduce_add), so all instruction sets add in the same order. Fused steps are explicit (fma); the build forbids
+// contraction. Each kernel translation unit includes exactly one vec_*.h, inside its own namespace, and then the *.inl
+// kernels, which are written once.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+struct f32x16 {
+    float lane[16];
+};
+struct i32x16 {
+    int32_t lane[16];
+};
+struct mask16 {
+    uint16_t bits;
+};
+// 64 bytes: 16 channels x 4 consecutive k, the operand of dot4.
+struct u8x64 {
+    uint8_t byte[64];
+};
+
+#define FD_EACH(i) for (int i = 0; i < 16; ++i)
+
+static inline f32x16 f32_zero() { return f32x16{}; }
+static inline f32x16 f32_set(float x) {
+    f32x16 r;
+    FD_EACH(i) r.lane[i] = x;
+    return r;
+}
+static inline f32x16 f32_load(const float* p) {
+    f32x16 r;
+    std::memcpy(&r, p, 64);
+    return r;
+}
+static inline void f32_store(float* p, f32x16 a) { std::memcpy(p, &a, 64); }
+// The first n lanes (0..16) from memory, the rest zero; nothing past p[n-1] is read or written.
+static inline f32x16 f32_load_n(const float* p, int n) {
+    f32x16 r{};
+    std::memcpy(&r, p, sizeof(float) * n);
+    return r;
+}
+static inline void f32_store_n(float* p, f32x16 a, int n) { std::memcpy(p, &a, sizeof(float) * n); }
+static inline f32x16 f32_add(f32x16 a, f32x16 b) {
+    FD_EACH(i) a.lane[i] = a.lane[i] + b.lane[i];
+    return a;
+}
+static inline f32x16 f32_sub(f32x16 a, f32x16 b) {
+    FD_EACH(i) a.lane[i] = a.lane[i] - b.lane[i];
+    return a;
+}
+static inline f32x16 f32_mul(f32x16 a, f32x16 b) {
+    FD_EACH(i) a.lane[i] = a.lane[i] * b.lane[i];
+    return a;
+}
+static inline f32x16 f32_div(f32x16 a, f32x16 b) {
+    FD_EACH(i) a.lane[i] = a.lane[i] / b.lane[i];
+    return a;
+}
+// a * b + c, rounded once; fnma: c - a * b.
+static inline f32x16 f32_fma(f32x16 a, f32x16 b, f32x16 c) {
+    FD_EACH(i) a.lane[i] = std::fma(a.lane[i], b.lane[i], c.lane[i]);
+    return a;
+}
+static inline f32x16 f32_fnma(f32x16 a, f32x16 b, f32x16 c) {
+    FD_EACH(i) a.lane[i] = std::fma(-a.lane[i], b.lane[i], c.lane[i]);
+    return a;
+}
+// x86's rule, which NEON must emulate: a > b ? a : b, so a NaN in either operand gives b.
+static inline f32x16 f32_max(f32x16 a, f32x16 b) {
+    FD_EACH(i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
+    return a;
+}
+static inline f32x16 f32_min(f32x16 a, f32x16 b) {
+    FD_EACH(i) a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
+    return a;
+}
+static inline mask16 f32_lt(f32x16 a, f32x16 b) {
+    mask16 m{0};
+    FD_EACH(i) m.bits |= uint16_t(a.lane[i] < b.lane[i]) << i;
+    return m;
+}
+static inline mask16 f32_eq(f32x16 a, f32x16 b) {
+    mask16 m{0};
+    FD_EACH(i) m.bits |= uint16_t(a.lane[i] == b.lane[i]) << i;
+    return m;
+}
+// b where the mask is set, else a.
+static inline f32x16 f32_blend(mask16 m, f32x16 a, f32x16 b) {
+    FD_EACH(i) if (m.bits >> i & 1) a.lane[i] = b.lane[i];
+    return a;
+}
+static inline i32x16 i32_blend(mask16 m, i32x16 a, i32x16 b) {
+    FD_EACH(i) if (m.bits >> i & 1) a.lane[i] = b.lane[i];
+    return a;
+}
+
+static inline i32x16 i32_zero() { return i32x16{}; }
+static inline i32x16 i32_set(int32_t x) {
+    i32x16 r;
+    FD_EACH(i) r.lane[i] = x;
+    return r;
+}
+static inline i32x16 i32_load(const int32_t* p) {
+    i32x16 r;
+    std::memcpy(&r, p, 64);
+    return r;
+}
+static inline void i32_store(int32_t* p, i32x16 a) { std::memcpy(p, &a, 64); }
+static inline i32x16 i32_load_u8(const uint8_t* p) {
+    i32x16 r;
+    FD_EACH(i) r.lane[i] = p[i];
+    return r;
+}
+static inline i32x16 i32_load_i8(const int8_t* p) {
+    i32x16 r;
+    FD_EACH(i) r.lane[i] = p[i];
+    return r;
+}
+// Wrap-around arithmetic.
+static inline i32x16 i32_add(i32x16 a, i32x16 b) {
+    FD_EACH(i) a.lane[i] = int32_t(uint32_t(a.lane[i]) + uint32_t(b.lane[i]));
+    return a;
+}
+static inline i32x16 i32_sub(i32x16 a, i32x16 b) {
+    FD_EACH(i) a.lane[i] = int32_t(uint32_t(a.lane[i]) - uint32_t(b.lane[i]));
+    return a;
+}
+static inline i32x16 i32_mul(i32x16 a, i32x16 b) {
+    FD_EACH(i) a.lane[i] = int32_t(uint32_t(a.lane[i]) * uint32_t(b.lane[i]));
+    return a;
+}
+static inline i32x16 i32_and(i32x16 a, i32x16 b) {
+    FD_EACH(i) a.lane[i] &= b.lane[i];
+    return a;
+}
+static inline i32x16 i32_or(i32x16 a, i32x16 b) {
+    FD_EACH(i) a.lane[i] |= b.lane[i];
+    return a;
+}
+static inline i32x16 i32_xor(i32x16 a, i32x16 b) {
+    FD_EACH(i) a.lane[i] ^= b.lane[i];
+    return a;
+}
+template <int N>
+static inline i32x16 i32_shl(i32x16 a) {
+    FD_EACH(i) a.lane[i] = int32_t(uint32_t(a.lane[i]) << N);
+    return a;
+}
+template <int N>
+static inline i32x16 i32_shr(i32x16 a) {
+    FD_EACH(i) a.lane[i] = int32_t(uint32_t(a.lane[i]) >> N);
+    return a;
+}
+
+static inline f32x16 f32_from_i32(i32x16 a) {
+    f32x16 r;
+    FD_EACH(i) r.lane[i] = float(a.lane[i]);
+    return r;
+}
+// Round to nearest even; |x| < 2^31 is the caller's duty.
+static inline i32x16 i32_round(f32x16 a) {
+    i32x16 r;
+    FD_EACH(i) r.lane[i] = int32_t(std::nearbyintf(a.lane[i]));
+    return r;
+}
+static inline f32x16 f32_from_bits(i32x16 a) {
+    f32x16 r;
+    std::memcpy(&r, &a, 64);
+    return r;
+}
+static inline i32x16 f32_to_bits(f32x16 a) {
+    i32x16 r;
+    std::memcpy(&r, &a, 64);
+    return r;
+}
+
+// IEEE half <-> float, round to nearest even, subnormals and infinities kept.
+static inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000) << 16, rest = h & 0x7fff;
+    uint32_t bits;
+    if (rest >= 0x7c00) bits = sign | 0x7f800000 | (rest & 0x3ff) << 13 | (rest > 0x7c00 ? 0x400000 : 0);
+    else if (rest >= 0x400) bits = sign | ((rest << 13) + (112u << 23));
+    else {
+        float f = float(rest) * 0x1p-24f;
+        std::memcpy(&bits, &f, 4);
+        bits |= sign;
+    }
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+static inline uint16_t float_to_half(float f) {
+    uint32_t x;
+    std::memcpy(&x, &f, 4);
+    const uint32_t sign = x >> 16 & 0x8000;
+    x &= 0x7fffffff;
+    if (x > 0x7f800000) return uint16_t(sign | 0x7e00 | (x >> 13 & 0x3ff));
+    if (x >= 0x477ff000) return uint16_t(sign | 0x7c00);
+    if (x >= 0x38800000) return uint16_t(sign | ((x + 0xfff + (x >> 13 & 1)) - (112u << 23)) >> 13);
+    float scaled;
+    std::memcpy(&scaled, &x, 4);
+    scaled = scaled * 0x1p24f;  // exact: a power of two
+    return uint16_t(sign | uint32_t(std::nearbyintf(scaled)));
+}
+static inline f32x16 f32_load_f16(const uint16_t* p) {
+    f32x16 r;
+    FD_EACH(i) r.lane[i] = half_to_float(p[i]);
+    return r;
+}
+static inline void f32_store_f16(uint16_t* p, f32x16 a) { FD_EACH(i) p[i] = float_to_half(a.lane[i]); }
+static inline f32x16 f32_load_bf16(const uint16_t* p) {
+    i32x16 r;
+    FD_EACH(i) r.lane[i] = int32_t(uint32_t(p[i]) << 16);
+    return f32_from_bits(r);
+}
+
+// The one tree of the project: lane i + lane i+8, then +4, +2, +1.
+static inline float f32_reduce_add(f32x16 a) {
+    for (int w = 8; w > 0; w /= 2)
+        for (int i = 0; i < w; ++i) a.lane[i] = a.lane[i] + a.lane[i + w];
+    return a.lane[0];
+}
+static inline float f32_reduce_max(f32x16 a) {
+    for (int w = 8; w > 0; w /= 2)
+        for (int i = 0; i < w; ++i) a.lane[i] = a.lane[i] > a.lane[i + w] ? a.lane[i] : a.lane[i + w];
+    return a.lane[0];
+}
+
+// Integer dot products. Each lane c adds sum_j w[4c + j] * x[j] for the four bytes x (one 32-bit word, broadcast).
+static inline u8x64 u8_load(const uint8_t* p) {
+    u8x64 r;
+    std::memcpy(&r, p, 64);
+    return r;
+}
+static inline u8x64 u8_and(u8x64 a, uint8_t m) {
+    for (auto& b : a.byte) b &= m;
+    return a;
+}
+static inline u8x64 u8_or(u8x64 a, u8x64 b) {
+    for (int i = 0; i < 64; ++i) a.byte[i] |= b.byte[i];
+    return a;
+}
+// Shifts of each byte within its 16-bit word: bits may cross from the neighbour, mask afterwards.
+template <int N>
+static inline u8x64 u8_shr16(u8x64 a) {
+    for (int i = 0; i < 64; i += 2) {
+        uint16_t v;
+        std::memcpy(&v, a.byte + i, 2);
+        v = uint16_t(v >> N);
+        std::memcpy(a.byte + i, &v, 2);
+    }
+    return a;
+}
+template <int N>
+static inline u8x64 u8_shl16(u8x64 a) {
+    for (int i = 0; i < 64; i += 2) {
+        uint16_t v;
+        std::memcpy(&v, a.byte + i, 2);
+        v = uint16_t(v << N);
+        std::memcpy(a.byte + i, &v, 2);
+    }
+    return a;
+}
+// Codes of at most 7 bits (vpmaddubsw on AVX2 cannot saturate then), x in -127..127.
+static inline i32x16 i32_dot4(i32x16 acc, u8x64 w, const int8_t* x) {
+    FD_EACH(c) {
+        int32_t s = 0;
+        for (int j = 0; j < 4; ++j) s += int32_t(w.byte[4 * c + j]) * x[j];
+        acc.lane[c] += s;
+    }
+    return acc;
+}
+// Full 8-bit codes: an unsigned byte that stands for w - 128; x in -127..127. An accumulator begins with
+// i32_dot4_offset_start(sum of all the x it will see), so that a set whose instruction multiplies the unsigned byte
+// can take the 128 off once, and one that multiplies the signed byte begins at zero. Equal integers either way.
+static inline i32x16 i32_dot4_offset_start(int32_t /*sum_x*/) { return i32_zero(); }
+static inline i32x16 i32_dot4_offset(i32x16 acc, u8x64 w, const int8_t* x) {
+    FD_EACH(c) {
+        int32_t s = 0;
+        for (int j = 0; j < 4; ++j) s += (int32_t(w.byte[4 * c + j]) - 128) * x[j];
+        acc.lane[c] += s;
+    }
+    return acc;
+}
+#undef FD_EACH

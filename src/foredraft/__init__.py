@@ -1,0 +1,1 @@
+"""Lossless speculative decoding: the output of the target model, sooner."""
