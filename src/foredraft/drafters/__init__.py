@@ -1,0 +1,1 @@
+"""Drafters: one file each, and the registry that knows them by name."""

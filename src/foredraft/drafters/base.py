@@ -1,0 +1,37 @@
+"""The protocol of a drafter. `docs/add_a_drafter.md` walks through writing one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNeeds:
+    """What a drafter asks of the target, as data."""
+
+    hidden_layers: Sequence[int] = ()
+
+
+class Drafter(Protocol):
+    """Proposes tokens. State per sequence lives between `begin` and `end`, keyed by `seq.id`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs(self) -> DraftNeeds: ...
+
+    def begin(self, seq: SequenceView) -> None: ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft a request, possibly empty, never longer than asked for (by depth for a tree)."""
+        ...
+
+    def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None:
+        """Called after `seq.tokens` has grown by the verdict. `hidden`: [layers, rows, hidden] of the verified rows."""
+        ...
+
+    def end(self, seq: SequenceView) -> None: ...

@@ -1,0 +1,1 @@
+"""Slots and blocks of KV caches."""

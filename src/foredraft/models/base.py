@@ -1,0 +1,77 @@
+"""The protocol of a language model: rows in, logits out, a cache addressed by blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foredraft.types import Array
+
+#: Slots in one block of a KV cache.
+BLOCK_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One sequence's share of a pass: new tokens after `start` cached ones.
+
+        slots      0 .. start-1      start .. start+n-1
+                   └─ committed ─┘   └─ these rows, in order (a tree may hold several futures) ─┘
+
+    Row i is written to slot start + i. Its logical position is start + its depth in the tree. Without parents the rows
+    are a chain. Row i sees the committed slots and its own ancestors. With parents, parents[0] == -1 and
+    parents[i] < i; -1 hangs on the committed text.
+    """
+
+    block_table: NDArray[np.int32]  # [>= ceil((start + n) / BLOCK_SIZE)] logical block -> physical block
+    start: int
+    tokens: Sequence[int]  # [n]
+    parents: Sequence[int] | None = None  # [n]
+    num_logits: int = 1  # logits are wanted for the last so many rows (0 .. n)
+    embeddings: NDArray[np.float32] | None = None  # [n, hidden] used instead of the tokens' own
+
+
+class LanguageModel(Protocol):
+    """A model with a paged cache. Not thread-safe: one pass at a time."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits; may be padded beyond the tokenizer's."""
+        ...
+
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def num_blocks(self) -> int:
+        """Physical blocks in the cache."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one pass reads."""
+        ...
+
+    def forward(self, batch: Sequence[Rows], hidden_layers: Sequence[int] = ()) -> Array:
+        """One pass. Returns logits [sum of num_logits, vocab] float32, sequence by sequence.
+
+        The array is valid until the next pass. Hidden states of `hidden_layers` are then in `hidden_states()`.
+        """
+        ...
+
+    def hidden_states(self) -> Array:
+        """[layers, rows of all sequences, hidden] of the last pass, for the layers it was asked for."""
+        ...
+
+    def move_slots(self, block_table: NDArray[np.int32], source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy cache slots, in order: compacts an accepted tree path. Every source[i] >= target[i], both ascending."""
+        ...
+
+    def limit_head(self, token_ids: Sequence[int] | None) -> None:
+        """Drafts only: compute logits for the given tokens and perhaps their neighbours, -inf elsewhere. None: all."""
+        ...

@@ -1,0 +1,1 @@
+"""Tiny models, a byte tokenizer and other doubles that test the whole system in milliseconds."""

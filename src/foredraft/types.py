@@ -1,0 +1,218 @@
+"""The messages that rooms exchange: frozen, small, without behaviour beyond checking themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from foredraft.errors import ParameterError
+
+FinishReason = Literal["stop", "length", "abort"]
+Array = Any  # an array of the array API standard: numpy on the CPU core, torch in the hf backend
+
+#: The source of tokens that the target itself chose (corrections, bonus tokens, plain decoding).
+TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. Processing order: bias, penalties, temperature, min-p, top-k, top-p.
+
+    `seed` makes the text a function of (model, prompt, parameters, seed) alone: the same with or without speculation.
+    Raises ParameterError for values that mean nothing.
+    """
+
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = 256  # None: up to the context
+    min_tokens: int = 0  # no end-of-text token before so many tokens
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # how many alternatives to report beside the chosen token
+    prediction: str | None = None  # text that the answer is expected to resemble: a source for the n-gram drafter
+    num_speculative_tokens: int | None = None  # this request's largest draft; 0 switches drafting off
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        finite = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        for name in finite:
+            if not math.isfinite(getattr(self, name)):
+                raise ParameterError(name, "must be a finite number")
+        _check(self.temperature >= 0, "temperature", "must be 0 (greedy) or more")
+        _check(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
+        _check(self.top_k >= -1, "top_k", "must be positive, or 0 for no limit")
+        _check(0 <= self.min_p <= 1, "min_p", "must lie between 0 and 1")
+        _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "must fit in 64 bits")
+        _check(1 <= self.n <= 128, "n", "must lie between 1 and 128")
+        _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        _check(self.min_tokens >= 0, "min_tokens", "must be 0 or more")
+        _check(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens"
+        )
+        _check(all(self.stop), "stop", "must not contain an empty string")
+        _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "must lie between -2 and 2")
+        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "must lie between -2 and 2")
+        _check(self.repetition_penalty > 0, "repetition_penalty", "must be above 0 (1 means none)")
+        _check(all(-100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias", "must lie between -100 and 100")
+        _check(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", "must lie between 0 and 20")
+        _check(
+            self.num_speculative_tokens is None or 0 <= self.num_speculative_tokens <= MAX_DRAFT,
+            "num_speculative_tokens",
+            f"must lie between 0 and {MAX_DRAFT}",
+        )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+
+#: Most tokens in one draft. A pass over more rows than this is bound by arithmetic on every machine we know.
+MAX_DRAFT = 64
+
+
+def _check(condition: bool, name: str, problem: str) -> None:
+    if not condition:
+        raise ParameterError(name, problem)
+
+
+class SequenceView(Protocol):
+    """What a drafter may see of a sequence: its tokens so far, never the target's logits."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and output, the newest last. Grows only; a drafter may keep an index into it."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def prediction(self) -> Sequence[int]:
+        """Token ids of `params.prediction`, or empty."""
+        ...
+
+    @property
+    def sampler(self) -> Any:
+        """The sequence's own sampler (`engine/sampler.py`), for drafters that draw from the processed law."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Ask for at most `num_tokens` tokens after the last token of `seq`."""
+
+    seq: SequenceView
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens, a chain or a tree.
+
+    tokens [n]; parents [n] with parents[i] < i and -1 for children of the last known token (None: a chain);
+    probs [n, vocab]: the law that each token was drawn from, exactly as drawn (None: no randomness but the
+    target's own noise was used, so a token counts as certain); sources [n]: who proposed each token.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] | None = None
+    probs: Array | None = None
+    sources: Sequence[str] = ()
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification made of a draft: the accepted nodes in path order, and the token that follows them."""
+
+    accepted: Sequence[int]  # indices into draft.tokens, root first
+    token: int  # correction or bonus, drawn from the target
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """One request's speculation. A draft is one proposal of at least one token; the bonus token is not accepted.
+
+    mean_acceptance_length = 1 + num_accepted_tokens / num_drafts; accepted_per_position[i]: drafts whose token at depth
+    i was accepted; tokens_per_pass counts every pass after the prompt's.
+    """
+
+    num_passes: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_rate: float
+    mean_acceptance_length: float
+    tokens_per_pass: float
+    accepted_per_position: Sequence[int]
+    by_drafter: Mapping[str, Mapping[str, int]]  # name -> {draft_tokens, accepted_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. `prefill_s` ends with the first token; `tokens_per_s` = (completion_tokens - 1) / decode_s."""
+
+    load_s: float
+    prefill_s: float
+    decode_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithms, of the raw logits."""
+
+    token_id: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished answer. `token_ids` includes the end-of-text token or the one that completed a stop string; `text` does not."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    finish_reason: FinishReason
+    usage: Usage
+    origins: Sequence[str]  # a source per token
+    speculation: SpeculationStats
+    timing: Timing
+    logprobs: Sequence[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one step added to one answer. The texts of an answer's chunks concatenate to its `Completion.text`."""
+
+    request_id: int
+    index: int  # which of the n choices
+    text: str
+    token_ids: Sequence[int]
+    origins: Sequence[str]
+    finish_reason: FinishReason | None = None
+    completion: Completion | None = None  # with the last chunk
