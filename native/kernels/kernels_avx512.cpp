@@ -8,4 +8,13 @@
 namespace {
 #include "kernels/vec_avx512.h"
 #include "kernels/math.inl"
+#include "kernels/matmul.inl"
+#include "kernels/elementwise.inl"
+#include "kernels/attention.inl"
+#include "kernels/sampling.inl"
+#include "kernels/set.inl"
 }  // namespace
+
+namespace foredraft {
+extern const KernelSet kAvx512Kernels = kernel_set("avx512");
+}

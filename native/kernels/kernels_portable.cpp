@@ -7,4 +7,13 @@
 namespace {
 #include "kernels/vec_portable.h"
 #include "kernels/math.inl"
+#include "kernels/matmul.inl"
+#include "kernels/elementwise.inl"
+#include "kernels/attention.inl"
+#include "kernels/sampling.inl"
+#include "kernels/set.inl"
 }  // namespace
+
+namespace foredraft {
+extern const KernelSet kPortableKernels = kernel_set("portable");
+}

@@ -1,0 +1,1 @@
+// Attention of M rows over a paged cache.

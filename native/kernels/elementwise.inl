@@ -1,0 +1,1 @@
+// RMS norm, rotary embedding, gated activations: one row at a time.
