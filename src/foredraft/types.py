@@ -114,10 +114,15 @@ class SequenceView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Ask for at most `num_tokens` tokens after the last token of `seq`."""
+    """Ask for at most `num_tokens` tokens after the last token of `seq`.
+
+    pass_s [num_tokens + 1]: seconds that a pass costs which verifies k draft tokens, for drafters that stop where drafting on
+    does not pay. None: fill the draft.
+    """
 
     seq: SequenceView
     num_tokens: int
+    pass_s: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +131,15 @@ class Draft:
 
     tokens [n]; parents [n] with parents[i] < i and -1 for children of the last known token (None: a chain);
     probs [n, vocab]: the law that each token was drawn from, exactly as drawn (None: no randomness but the
-    target's own noise was used, so a token counts as certain); sources [n]: who proposed each token.
+    target's own noise was used, so a token counts as certain); confidences [n]: the drafter's own estimate that a token is
+    accepted once its parents are (None: it has none); source: who proposed it.
     """
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] | None = None
     probs: Array | None = None
-    sources: Sequence[str] = ()
+    confidences: Sequence[float] | None = None
+    source: str = ""
 
 
 NO_DRAFT = Draft()
@@ -192,7 +199,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished answer. `token_ids` includes the end-of-text token or the one that completed a stop string; `text` does not."""
+    """One finished answer. `token_ids` includes the end-of-text token or the one that completed a stop string.
+
+    `text` includes neither.
+    """
 
     index: int
     text: str

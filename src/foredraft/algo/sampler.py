@@ -26,20 +26,21 @@ class Sampler(Protocol):
         """Append committed tokens: they count for penalties and move the position."""
         ...
 
-    def draw(self, logits: Array, path: Sequence[int], probs: Array | None) -> int:
-        """Draft side: a token after the committed text and `path`, from this sequence's processed law of `logits` [vocab].
+    def draw(self, logits: Array, path: Sequence[int], probs: Array | None) -> tuple[int, float]:
+        """Draft side: a token after the committed text and `path`, and its probability, from the processed law of `logits`.
 
-        With `probs` [vocab] the law it was drawn from is written there and the draw uses the draft's own noise stream;
-        without, the target's noise is shared (coupled drafting; greedy takes the argmax).
+        logits [vocab]. With `probs` [vocab] the law is written there and the draw uses the draft's own noise stream;
+        without, the target's noise is shared (coupled drafting). Greedy takes the argmax; its probability is then the
+        one at temperature 1.
         """
         ...
 
     def verify(self, logits: Array, draft: Draft) -> Verdict:
         """Target side. logits [1 + n, vocab]: row 0 follows the committed text, row 1 + i follows draft token i.
 
-        Without `draft.probs`: sample the target at the node with the position's own noise, step to the child that equals the sample
-        (greedy: argmax). With them: the ratio test or block verification. Raises NumericalError where the row it must
-        sample from holds a NaN or no finite value.
+        Without `draft.probs`: sample the target at the node with the position's own noise, step to the child that
+        equals the sample (greedy: argmax). With them: the ratio test or block verification. Does not `extend`. Raises
+        NumericalError where the row it must sample from holds a NaN or no finite value.
         """
         ...
 
