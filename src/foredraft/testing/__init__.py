@@ -1,1 +1,6 @@
 """Tiny models, a byte tokenizer and other doubles that test the whole system in milliseconds."""
+
+from foredraft.testing.byte_tokenizer import ByteTokenizer
+from foredraft.testing.tiny_model import TinyModel
+
+__all__ = ["ByteTokenizer", "TinyModel"]
