@@ -1,0 +1,115 @@
+"""The C++ core. Arrays are C-contiguous numpy arrays of exactly the stated type; wrong values raise ValueError."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+# ── decoder ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+def default_threads() -> int:
+    """Processors this process may use: affinity mask and cgroup quota (v1, v2), at least 1."""
+
+class ThreadPool:
+    """Threads that share the work of a pass. The calling thread is one of them. Target and drafts may share a pool."""
+
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+class KVCache:
+    """Keys and values of every layer in blocks of 32 slots. Memory is taken as slots are written."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+
+class Decoder:
+    """A decoder-only transformer driven by a description. One pass at a time.
+
+    Norms after attention and feed-forward, norms of queries and keys, and biases are applied where their vectors are set.
+    """
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        num_layers: int,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        ffn_size: int,
+        vocab_size: int,
+        norm_eps: float,
+        attention_scale: float,
+        rope_tables: Sequence[tuple[NDArray[np.float64], float]],
+        layer_rope: Sequence[int],
+        layer_window: Sequence[int],
+        rope_interleaved: bool,
+        activation: Literal["silu", "gelu_tanh"] = "silu",
+        attention_softcap: float = 0.0,
+        logit_softcap: float = 0.0,
+        embedding_scale: float = 1.0,
+        kernel_set: str | None = None,
+    ) -> None:
+        """`rope_tables`: 1 or 2 pairs (inverse frequencies [head_dim / 2], factor on cos and sin).
+
+        `layer_rope` [num_layers]: table of each layer. `layer_window` [num_layers]: positions each layer sees, the row's
+        own included; 0 sees all. Soft-caps of 0 are off. hidden_size, ffn_size and num_heads * head_dim are multiples of
+        32, head_dim of 16.
+        """
+
+    @property
+    def kernel_set(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the packed matrices, which one pass reads."""
+
+    def set_weight(self, name: str, format: int, n: int, k: int, packed: NDArray[np.uint8]) -> None:
+        """Refers to the array, does not copy. GGUF names: blk.{i}.attn_{q,k,v,output}.weight,
+        blk.{i}.ffn_{gate,up,down}.weight, output.weight (the head; a tied model passes its packed embedding here)."""
+
+    def set_vector(self, name: str, values: NDArray[np.float32]) -> None:
+        """Copies. GGUF names: output_norm.weight, blk.{i}.{attn_norm,ffn_norm,post_attention_norm,post_ffw_norm,
+        attn_q_norm,attn_k_norm}.weight, blk.{i}.attn_{q,k,v,output}.bias."""
+
+    def set_embedding(self, ggml_type: int, vocab: int, hidden: int, data: NDArray[np.uint8]) -> None:
+        """The token embedding as it lies in the GGUF file; rows are dequantised as they are used. Refers to the array."""
+
+    def make_cache(self, num_blocks: int, half: bool) -> KVCache:
+        """fp16 if `half`, else float32."""
+
+    def forward(
+        self,
+        cache: KVCache,
+        sequences: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        parents: NDArray[np.int32] | None = None,
+        hidden_layers: Sequence[int] = (),
+        embedding_rows: NDArray[np.int32] | None = None,
+        embeddings: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """One pass over all rows of all sequences. Returns logits [sum of num_logits, vocab_size], valid until the next.
+
+        `sequences` [num_sequences, 4]: start, num_rows, num_logits, num_table_blocks.
+        `block_tables`: the sequences' tables, one after another.
+        `tokens` [rows]. `parents` [rows], indices within the row's own sequence, -1 for the committed text; None: chains.
+        `embedding_rows` [e], `embeddings` [e, hidden]: rows that take these instead of their token's (already scaled).
+        `hidden_layers`: i < num_layers is the input of layer i, num_layers the output of the last, before its norm.
+        """
+
+    def hidden_states(self) -> NDArray[np.float32]:
+        """[len(hidden_layers), rows, hidden] of the last pass, valid until the next."""
+
+    def move_slots(
+        self, cache: KVCache, block_table: NDArray[np.int32], source: NDArray[np.int32], target: NDArray[np.int32]
+    ) -> None:
+        """Copies slots in order; source[i] >= target[i], both ascending."""
+
+    def limit_head(self, blocks: NDArray[np.int32] | None) -> None:
+        """Compute logits only of the listed blocks of 16 tokens (ascending), -inf elsewhere. None: all."""
