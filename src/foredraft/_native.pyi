@@ -1,10 +1,12 @@
 """The C++ core. Arrays are C-contiguous numpy arrays of exactly the stated type; wrong values raise ValueError."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from foredraft.types import Draft, TokenLogprob, Verdict
 
 # ── decoder ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -113,3 +115,35 @@ class Decoder:
 
     def limit_head(self, blocks: NDArray[np.int32] | None) -> None:
         """Compute logits only of the listed blocks of 16 tokens (ascending), -inf elsewhere. None: all."""
+
+# ── sampling ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+class Sampler:
+    """`foredraft.algo.sampler.Sampler` for float32 rows in C order; `make_sampler` makes one. One thread at a time."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        prompt: Sequence[int],
+        seed: int,
+        choice: int,
+        block: bool,
+        vocab_limit: int,
+        eos_ids: Sequence[int],
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        min_p: float,
+        min_tokens: int,
+        presence_penalty: float,
+        frequency_penalty: float,
+        repetition_penalty: float,
+        logit_bias: Mapping[int, float],
+    ) -> None: ...
+    def extend(self, tokens: Sequence[int]) -> None: ...
+    def draw(
+        self, logits: NDArray[np.float32], path: Sequence[int], probs: NDArray[np.float32] | None
+    ) -> tuple[int, float]: ...
+    def verify(self, logits: NDArray[np.float32], draft: Draft) -> Verdict: ...
+    def logprobs(self, logits: NDArray[np.float32], token: int, num_top: int) -> TokenLogprob: ...

@@ -7,9 +7,17 @@ library, and the C++ one of the CPU core (`foredraft._native.Sampler`). A test h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from foredraft.types import Array, Draft, TokenLogprob, Verdict
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_array
+
+from foredraft.algo import filters
+from foredraft.algo.noise import NoiseKey, Stream, gumbel, token_uniforms, uniform
+from foredraft.algo.tree import chain, is_chain, path_to
+from foredraft.algo.verify import block_test, draw_from, ratio_test, sample_and_walk
+from foredraft.errors import NumericalError
+from foredraft.types import Array, Draft, SamplingParams, TokenLogprob, Verdict
 
 RejectionMethod = Literal["standard", "block"]
 
@@ -31,7 +39,8 @@ class Sampler(Protocol):
 
         logits [vocab]. With `probs` [vocab] the law is written there and the draw uses the draft's own noise stream;
         without, the target's noise is shared (coupled drafting). Greedy takes the argmax; its probability is then the
-        one at temperature 1.
+        one at temperature 1. The draft's vocabulary may be narrower or wider than the target's: ids that the target
+        lacks are never drawn.
         """
         ...
 
@@ -47,3 +56,280 @@ class Sampler(Protocol):
     def logprobs(self, logits: Array, token: int, num_top: int) -> TokenLogprob:
         """Of the raw logits [vocab], before any processing."""
         ...
+
+
+def make_sampler(
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    prompt: Sequence[int],
+    seed: int,
+    choice: int = 0,
+    eos_ids: Sequence[int] = (),
+    method: RejectionMethod = "block",
+    vocab_limit: int | None = None,
+    native: bool = False,
+) -> Sampler:
+    """A sampler for one choice of one request.
+
+    vocab_size: width of the target's rows; ids from `vocab_limit` on (default: none) are never chosen. prompt: the
+    tokens already known. eos_ids: what `min_tokens` holds back. native: the C++ one, which takes float32 numpy rows.
+    """
+    if native:
+        from foredraft import _native  # the rooms above must work without the compiled core
+
+        return _native.Sampler(
+            vocab_size=vocab_size,
+            prompt=prompt,
+            seed=seed % 2**64,
+            choice=choice,
+            block=method == "block",
+            vocab_limit=vocab_size if vocab_limit is None else vocab_limit,
+            eos_ids=eos_ids,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            min_tokens=params.min_tokens,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=dict(params.logit_bias),
+        )
+    return ArraySampler(
+        params,
+        vocab_size=vocab_size,
+        prompt=prompt,
+        seed=seed,
+        choice=choice,
+        eos_ids=eos_ids,
+        method=method,
+        vocab_limit=vocab_limit,
+    )
+
+
+class ArraySampler:
+    """The reference, in float64, on numpy or torch rows.
+
+    Invariant: `_tokens` holds every committed token; counts and the position follow from it, so that nothing but
+    `extend` and the pass counter changes.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        vocab_size: int,
+        prompt: Sequence[int],
+        seed: int,
+        choice: int = 0,
+        eos_ids: Sequence[int] = (),
+        method: RejectionMethod = "block",
+        vocab_limit: int | None = None,
+    ) -> None:
+        self._params = params
+        self._vocab_size = vocab_size
+        self._vocab_limit = vocab_size if vocab_limit is None else vocab_limit
+        self._num_prompt_tokens = len(prompt)
+        self._seed = seed % 2**64
+        self._choice = choice
+        self._eos_ids = [i for i in eos_ids if 0 <= i < vocab_size]
+        self._method = method
+        self._num_passes = 0
+        self._tokens: list[int] = []
+        self._bias = np.zeros(vocab_size)
+        for token, bias in params.logit_bias.items():
+            self._check_token(token, "logit_bias")
+            self._bias[token] = bias
+        self.extend(prompt)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._check_token(token, "a committed token")
+        self._tokens.extend(int(token) for token in tokens)
+
+    def draw(self, logits: Array, path: Sequence[int], probs: Array | None) -> tuple[int, float]:
+        self._check_row(logits.shape, exact=False)
+        for token in path:
+            self._check_token(token, "path")
+        scores = self._process(self._fit(_to_double(logits)), path)
+        if probs is None:
+            token = self._sample_target(scores, len(path))
+            return token, float(filters.softmax(scores)[token])
+        law = _one_hot(scores) if self._params.is_greedy else filters.softmax(scores)
+        width = min(probs.shape[0], self._vocab_size)
+        if width < min(logits.shape[0], self._vocab_size):
+            raise ValueError(f"a buffer of {width} probabilities is too narrow for {logits.shape[0]} logits")
+        probs[:] = 0
+        probs[:width] = law[:width]
+        rounded = _to_double(probs)  # the law is what the buffer holds
+        token = draw_from(rounded, uniform(self._key(Stream.DRAFT, len(path))))
+        return token, float(filters.softmax(scores)[token])
+
+    def verify(self, logits: Array, draft: Draft) -> Verdict:
+        tokens = [int(token) for token in draft.tokens]
+        parents = chain(len(tokens)) if draft.parents is None else [int(i) for i in draft.parents]
+        self._check_draft(logits, tokens, parents, draft.probs)
+        rows = _ProcessedRows(self, logits, tokens, parents)
+        if draft.probs is None or not tokens:
+            verdict = sample_and_walk(tokens, parents, rows.sample)
+        else:
+            verdict = self._test(tokens, parents, rows, draft.probs)
+        self._num_passes += 1
+        return verdict
+
+    def _test(self, tokens: Sequence[int], parents: Sequence[int], p: _ProcessedRows, probs: Array) -> Verdict:
+        q = _DraftLaws(probs, self._vocab_size)
+        uniforms = [uniform(self._key(Stream.ACCEPT, p.depths[i]), i) for i in range(len(tokens))]
+
+        def draw(weights: Array) -> int:
+            return draw_from(weights, uniform(self._key(Stream.RESIDUAL, 0)))
+
+        if self._method == "block" and is_chain(parents):
+            return block_test(tokens, p, q, uniforms, draw)
+        return ratio_test(tokens, parents, p, q, uniforms, draw)
+
+    def logprobs(self, logits: Array, token: int, num_top: int) -> TokenLogprob:
+        self._check_row(logits.shape, exact=True)
+        self._check_token(token, "token")
+        _check_numbers(logits)
+        scores = filters.log_softmax(_to_double(logits))
+        top = tuple((i, float(scores[i])) for i in filters.top_tokens(scores, num_top))
+        return TokenLogprob(token_id=token, logprob=float(scores[token]), top=top)
+
+    def scores(self, logits: Array, path: Sequence[int]) -> Array:
+        """Processed logits [vocab] after the committed text and `path`: -inf where a token is excluded."""
+        return self._process(_to_double(logits), path)
+
+    def _process(self, logits: Array, path: Sequence[int]) -> Array:
+        _check_numbers(logits)
+        params = self._params
+        xp = array_namespace(logits)
+        output = [*self._tokens[self._num_prompt_tokens :], *path]
+        if params.logit_bias:
+            logits = filters.apply_logit_bias(logits, _like(self._bias, logits))
+        excluded = np.zeros(self._vocab_size, dtype=np.bool_)
+        excluded[self._vocab_limit :] = True
+        if len(output) < params.min_tokens:
+            excluded[self._eos_ids] = True
+        if excluded.any():
+            logits = filters.mask_tokens(logits, _like(excluded, logits))
+        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
+            counts = np.bincount(np.asarray(output, dtype=np.int64), minlength=self._vocab_size)
+            seen = counts > 0
+            seen[self._tokens] = True
+            logits = filters.apply_penalties(
+                logits,
+                _like(counts, logits),
+                _like(seen, logits),
+                presence=params.presence_penalty,
+                frequency=params.frequency_penalty,
+                repetition=params.repetition_penalty,
+            )
+        if not bool(xp.any(xp.isfinite(logits))):
+            raise NumericalError("no token is left to choose: every logit is -inf")
+        if params.is_greedy:
+            return logits
+        logits = filters.apply_temperature(logits, params.temperature)
+        if params.min_p > 0:
+            logits = filters.apply_min_p(logits, params.min_p)
+        logits = filters.apply_top_k(logits, params.top_k)
+        if params.top_p < 1:
+            logits = filters.apply_top_p(logits, params.top_p)
+        return logits
+
+    def _sample_target(self, scores: Array, depth: int) -> int:
+        xp = array_namespace(scores)
+        if not self._params.is_greedy:
+            key = NoiseKey(self._seed, Stream.TARGET, len(self._tokens) + depth, self._choice)
+            scores = scores + gumbel(token_uniforms(key, scores))
+        return int(xp.argmax(scores))
+
+    def _key(self, stream: Stream, depth: int) -> NoiseKey:
+        return NoiseKey(self._seed, stream, len(self._tokens) + depth, self._choice, self._num_passes)
+
+    def _fit(self, logits: Array) -> Array:
+        """A draft's row at the target's width."""
+        width = logits.shape[0]
+        if width >= self._vocab_size:
+            return logits[: self._vocab_size]
+        xp = array_namespace(logits)
+        padding = xp.full((self._vocab_size - width,), float("-inf"), dtype=logits.dtype, device=logits.device)
+        return xp.concat([logits, padding])
+
+    def _check_token(self, token: int, what: str) -> None:
+        if not 0 <= token < self._vocab_size:
+            raise ValueError(f"{what}: token id {token} is outside the vocabulary of {self._vocab_size}")
+
+    def _check_row(self, shape: Sequence[int], exact: bool) -> None:
+        if len(shape) != 1 or shape[0] == 0 or (exact and shape[0] != self._vocab_size):
+            raise ValueError(f"logits have shape {tuple(shape)}; expected one row of {self._vocab_size}")
+
+    def _check_draft(self, logits: Array, tokens: Sequence[int], parents: Sequence[int], probs: Array | None) -> None:
+        expected = (1 + len(tokens), self._vocab_size)
+        if tuple(logits.shape) != expected:
+            raise ValueError(f"logits have shape {tuple(logits.shape)}; this draft needs {expected}")
+        if len(parents) != len(tokens):
+            raise ValueError(f"{len(tokens)} draft tokens have {len(parents)} parents")
+        for token in tokens:
+            self._check_token(token, "draft")
+        if probs is not None and (len(probs.shape) != 2 or probs.shape[0] != len(tokens)):
+            raise ValueError(f"draft probabilities have shape {tuple(probs.shape)}; expected {len(tokens)} rows")
+
+
+class _ProcessedRows:
+    """The target's rows, each processed at its own place in the draft when a rule asks for it."""
+
+    def __init__(self, sampler: ArraySampler, logits: Array, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        self._sampler, self._logits, self._tokens, self._parents = sampler, logits, tokens, parents
+        self.depths = [len(path_to(parents, i)) - 1 for i in range(len(tokens))]
+
+    def __getitem__(self, row: int) -> Array:
+        scores = self._scores(row)
+        return _one_hot(scores) if self._sampler._params.is_greedy else filters.softmax(scores)
+
+    def sample(self, row: int) -> int:
+        return self._sampler._sample_target(self._scores(row), len(path_to(self._parents, row - 1)))
+
+    def _scores(self, row: int) -> Array:
+        path = [self._tokens[i] for i in path_to(self._parents, row - 1)]
+        return self._sampler.scores(self._logits[row, :], path)
+
+
+class _DraftLaws:
+    """A draft's laws in double, at the target's width, with sum 1."""
+
+    def __init__(self, probs: Array, vocab_size: int) -> None:
+        self._probs, self._vocab_size = probs, vocab_size
+
+    def __getitem__(self, row: int) -> Array:
+        law = _to_double(self._probs[row, :])[: self._vocab_size]
+        xp = array_namespace(law)
+        if law.shape[0] < self._vocab_size:
+            padding = xp.zeros((self._vocab_size - law.shape[0],), dtype=law.dtype, device=law.device)
+            law = xp.concat([law, padding])
+        return law / xp.sum(law)
+
+
+def _to_double(x: Array) -> Array:
+    xp = array_namespace(x)
+    return xp.astype(x, xp.float64)
+
+
+def _one_hot(scores: Array) -> Array:
+    xp = array_namespace(scores)
+    return xp.astype(xp.arange(scores.shape[0], device=scores.device) == xp.argmax(scores), xp.float64)
+
+
+def _like(values: np.ndarray[Any, Any], logits: Array) -> Array:
+    """numpy values as an array beside `logits`."""
+    if is_numpy_array(logits):
+        return values
+    return array_namespace(logits).asarray(values, device=logits.device)
+
+
+def _check_numbers(logits: Array) -> None:
+    xp = array_namespace(logits)
+    best = float(xp.max(logits))  # NaN if one is there
+    if not np.isfinite(best):
+        raise NumericalError("the model produced logits that are not finite; its weights or its input are damaged")
