@@ -116,7 +116,7 @@ class Decoder:
     def limit_head(self, blocks: NDArray[np.int32] | None) -> None:
         """Compute logits only of the listed blocks of 16 tokens (ascending), -inf elsewhere. None: all."""
 
-# ── sampling ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 class Sampler:
     """`foredraft.algo.sampler.Sampler` for float32 rows in C order; `make_sampler` makes one. One thread at a time."""

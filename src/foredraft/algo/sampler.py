@@ -35,7 +35,7 @@ class Sampler(Protocol):
         ...
 
     def draw(self, logits: Array, path: Sequence[int], probs: Array | None) -> tuple[int, float]:
-        """Draft side: a token after the committed text and `path`, and its probability, from the processed law of `logits`.
+        """Draft side: a token after the committed text and `path`, and its probability under the processed law.
 
         logits [vocab]. With `probs` [vocab] the law is written there and the draw uses the draft's own noise stream;
         without, the target's noise is shared (coupled drafting). Greedy takes the argmax; its probability is then the
