@@ -43,6 +43,8 @@ static inline i32x16 i32_load(const int32_t* p) { return {_mm512_loadu_si512(p)}
 static inline void i32_store(int32_t* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 static inline i32x16 i32_load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 static inline i32x16 i32_load_i8(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+static inline void i32_store_i8(int8_t* p, i32x16 a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
+static inline int32_t i32_reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a.v); }
 static inline i32x16 i32_add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 static inline i32x16 i32_sub(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 static inline i32x16 i32_mul(i32x16 a, i32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
@@ -100,6 +102,12 @@ static inline __m512i broadcast4(const int8_t* x) {
     std::memcpy(&w, x, 4);
     return _mm512_set1_epi32(w);
 }
-static inline i32x16 i32_dot4(i32x16 acc, u8x64 w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, broadcast4(x))}; }
-static inline i32x16 i32_dot4_offset_start(int32_t sum_x) { return i32_set(-128 * sum_x); }
-static inline i32x16 i32_dot4_offset(i32x16 acc, u8x64 w, const int8_t* x) { return i32_dot4(acc, w, x); }
+template <int kBits, int N>
+static inline i32x16 i32_dot(i32x16 acc, const u8x64* w, const int8_t* x) {
+    for (int j = 0; j < N; ++j) acc.v = _mm512_dpbusd_epi32(acc.v, w[j].v, broadcast4(x + 4 * j));
+    return acc;
+}
+template <int N>
+static inline i32x16 i32_dot_s8(const u8x64* w, const int8_t* x, int32_t sum_x) {
+    return i32_dot<6, N>(i32_set(-128 * sum_x), w, x);
+}

@@ -120,6 +120,13 @@ static inline i32x16 i32_load_i8(const int8_t* p) {
     FD_EACH(i) r.lane[i] = p[i];
     return r;
 }
+// Lanes must fit in a byte.
+static inline void i32_store_i8(int8_t* p, i32x16 a) { FD_EACH(i) p[i] = int8_t(a.lane[i]); }
+static inline int32_t i32_reduce_add(i32x16 a) {
+    int32_t s = 0;
+    FD_EACH(i) s += a.lane[i];
+    return s;
+}
 // Wrap-around arithmetic.
 static inline i32x16 i32_add(i32x16 a, i32x16 b) {
     FD_EACH(i) a.lane[i] = int32_t(uint32_t(a.lane[i]) + uint32_t(b.lane[i]));
@@ -178,34 +185,8 @@ static inline i32x16 f32_to_bits(f32x16 a) {
     return r;
 }
 
-// IEEE half <-> float, round to nearest even, subnormals and infinities kept.
-static inline float half_to_float(uint16_t h) {
-    const uint32_t sign = uint32_t(h & 0x8000) << 16, rest = h & 0x7fff;
-    uint32_t bits;
-    if (rest >= 0x7c00) bits = sign | 0x7f800000 | (rest & 0x3ff) << 13 | (rest > 0x7c00 ? 0x400000 : 0);
-    else if (rest >= 0x400) bits = sign | ((rest << 13) + (112u << 23));
-    else {
-        float f = float(rest) * 0x1p-24f;
-        std::memcpy(&bits, &f, 4);
-        bits |= sign;
-    }
-    float f;
-    std::memcpy(&f, &bits, 4);
-    return f;
-}
-static inline uint16_t float_to_half(float f) {
-    uint32_t x;
-    std::memcpy(&x, &f, 4);
-    const uint32_t sign = x >> 16 & 0x8000;
-    x &= 0x7fffffff;
-    if (x > 0x7f800000) return uint16_t(sign | 0x7e00 | (x >> 13 & 0x3ff));
-    if (x >= 0x477ff000) return uint16_t(sign | 0x7c00);
-    if (x >= 0x38800000) return uint16_t(sign | ((x + 0xfff + (x >> 13 & 1)) - (112u << 23)) >> 13);
-    float scaled;
-    std::memcpy(&scaled, &x, 4);
-    scaled = scaled * 0x1p24f;  // exact: a power of two
-    return uint16_t(sign | uint32_t(std::nearbyintf(scaled)));
-}
+#include "kernels/half.inl"
+
 static inline f32x16 f32_load_f16(const uint16_t* p) {
     f32x16 r;
     FD_EACH(i) r.lane[i] = half_to_float(p[i]);
@@ -230,7 +211,7 @@ static inline float f32_reduce_max(f32x16 a) {
     return a.lane[0];
 }
 
-// Integer dot products. Each lane c adds sum_j w[4c + j] * x[j] for the four bytes x (one 32-bit word, broadcast).
+// Integer dot products: lane c adds w[j].byte[4c + i] * x[4j + i] over lines j and i = 0..3.
 static inline u8x64 u8_load(const uint8_t* p) {
     u8x64 r;
     std::memcpy(&r, p, 64);
@@ -265,25 +246,27 @@ static inline u8x64 u8_shl16(u8x64 a) {
     }
     return a;
 }
-// Codes of at most 7 bits (vpmaddubsw on AVX2 cannot saturate then), x in -127..127.
-static inline i32x16 i32_dot4(i32x16 acc, u8x64 w, const int8_t* x) {
-    FD_EACH(c) {
-        int32_t s = 0;
-        for (int j = 0; j < 4; ++j) s += int32_t(w.byte[4 * c + j]) * x[j];
-        acc.lane[c] += s;
-    }
+// Adds N lines of 4 inputs each; codes of kBits <= 6 bits, x in -127..127.
+template <int kBits, int N>
+static inline i32x16 i32_dot(i32x16 acc, const u8x64* w, const int8_t* x) {
+    static_assert(kBits <= 6);
+    for (int j = 0; j < N; ++j) FD_EACH(c) {
+            int32_t s = 0;
+            for (int i = 0; i < 4; ++i) s += int32_t(w[j].byte[4 * c + i]) * x[4 * j + i];
+            acc.lane[c] += s;
+        }
     return acc;
 }
-// Full 8-bit codes: an unsigned byte that stands for w - 128; x in -127..127. An accumulator begins with
-// i32_dot4_offset_start(sum of all the x it will see), so that a set whose instruction multiplies the unsigned byte
-// can take the 128 off once, and one that multiplies the signed byte begins at zero. Equal integers either way.
-static inline i32x16 i32_dot4_offset_start(int32_t /*sum_x*/) { return i32_zero(); }
-static inline i32x16 i32_dot4_offset(i32x16 acc, u8x64 w, const int8_t* x) {
-    FD_EACH(c) {
-        int32_t s = 0;
-        for (int j = 0; j < 4; ++j) s += (int32_t(w.byte[4 * c + j]) - 128) * x[j];
-        acc.lane[c] += s;
-    }
+// The same for 8-bit codes, unsigned bytes that stand for w - 128; sum_x is the sum of these 4N inputs, for sets whose
+// instruction multiplies the unsigned byte.
+template <int N>
+static inline i32x16 i32_dot_s8(const u8x64* w, const int8_t* x, int32_t /*sum_x*/) {
+    i32x16 acc = i32_zero();
+    for (int j = 0; j < N; ++j) FD_EACH(c) {
+            int32_t s = 0;
+            for (int i = 0; i < 4; ++i) s += (int32_t(w[j].byte[4 * c + i]) - 128) * x[4 * j + i];
+            acc.lane[c] += s;
+        }
     return acc;
 }
 #undef FD_EACH

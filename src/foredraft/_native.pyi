@@ -147,3 +147,46 @@ class Sampler:
     ) -> tuple[int, float]: ...
     def verify(self, logits: NDArray[np.float32], draft: Draft) -> Verdict: ...
     def logprobs(self, logits: NDArray[np.float32], token: int, num_top: int) -> TokenLogprob: ...
+
+# ── kernels and packed weights ───────────────────────────────────────────────────────────────────────────────────────
+
+def kernel_sets() -> list[str]:
+    """Kernel sets that this processor can run, best first; `portable` is always there. All give the same bits."""
+
+def packed_format(ggml_type: int) -> str:
+    """Packed format that holds a GGUF tensor type's own numbers: F32 F16 BF16 Q4S Q4A Q5S Q5A Q8S Q4K Q5K Q6K."""
+
+def packed_bytes(format: str, n: int, k: int) -> int:
+    """Bytes of a packed matrix of n outputs by k inputs. k: any (floats), a multiple of 32, of 256 (K-quants)."""
+
+def pack(
+    format: str,
+    ggml_type: int,
+    n: int,
+    k: int,
+    src: NDArray[np.uint8],
+    dst: NDArray[np.uint8],
+    block_begin: int = 0,
+    block_end: int = -1,
+) -> None:
+    """Packs blocks of 16 rows of a stored [n, k] matrix into dst, which holds the whole packed matrix.
+
+    Exact when format is packed_format(ggml_type); F32, Q4A and Q8S are also reached from any type by rounding.
+    Releases the GIL: threads may pack different blocks of one matrix.
+    """
+
+def dequantize(ggml_type: int, src: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Stored elements as floats, the numbers that the `gguf` package gives. [count]"""
+
+def matmul(
+    set_name: str, format: str, n: int, k: int, packed: NDArray[np.uint8], x: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """x [rows, k] times the packed matrix: [rows, n]. One thread; for tests and checks."""
+
+def time_matmul(
+    set_name: str, format: str, n: int, k: int, rows: int, threads: int, copies: int, repeats: int
+) -> list[float]:
+    """Seconds of one product, a figure a repeat; each walks over `copies` matrices so that no cache holds them."""
+
+def time_reading(bytes: int, threads: int, repeats: int) -> list[float]:
+    """Bytes a second of plain reading, a figure a repeat."""
