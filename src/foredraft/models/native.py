@@ -51,6 +51,7 @@ class NativeModel:
         decoder: Decoder,
         cache: KVCache,
         max_model_len: int,
+        head_bytes: int,
         plan: MemoryPlan,
     ) -> None:
         self.name = name
@@ -59,6 +60,7 @@ class NativeModel:
         self.memory_plan = plan
         self._decoder = decoder
         self._cache = cache
+        self._head_bytes = head_bytes  # of weight_bytes
         self._head_share = 1.0  # of the head's blocks that a pass reads
 
     @property
@@ -76,7 +78,7 @@ class NativeModel:
 
     @property
     def weight_bytes(self) -> int:
-        return self._decoder.weight_bytes - round((1 - self._head_share) * self._decoder.head_bytes)
+        return self._decoder.weight_bytes - round((1 - self._head_share) * self._head_bytes)
 
     def forward(self, batch: Sequence[Rows], hidden_layers: Sequence[int] = ()) -> NDArray[np.float32]:
         sequences = np.array(
