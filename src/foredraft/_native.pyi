@@ -71,7 +71,7 @@ class Decoder:
     def weight_bytes(self) -> int:
         """Bytes of the packed matrices, which one pass reads."""
 
-    def set_weight(self, name: str, format: int, n: int, k: int, packed: NDArray[np.uint8]) -> None:
+    def set_weight(self, name: str, format: str, n: int, k: int, packed: NDArray[np.uint8]) -> None:
         """Refers to the array, does not copy. GGUF names: blk.{i}.attn_{q,k,v,output}.weight,
         blk.{i}.ffn_{gate,up,down}.weight, output.weight (the head; a tied model passes its packed embedding here)."""
 

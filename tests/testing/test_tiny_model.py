@@ -93,7 +93,8 @@ def test_logits_of_the_last_pass_are_poisoned_and_the_head_is_cut() -> None:
 
 def test_bytes_and_specials() -> None:
     tokenizer = ByteTokenizer(add_bos=True)
-    ids = tokenizer.encode("<|user|>é<eos>", parse_special=True)
+    ids = tokenizer.encode("<|user|>é<eos>", add_special=True, parse_special=True)
     assert ids == [tokenizer.BOS, tokenizer.USER, 0xC3, 0xA9, tokenizer.EOS]
     assert tokenizer.decode(ids) == "é"
-    assert tokenizer.decode(tokenizer.encode("<eos>", add_special=False)) == "<eos>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<bos><|user|>é<eos>"
+    assert tokenizer.encode("<eos>") == list(b"<eos>")

@@ -12,35 +12,39 @@ class ByteTokenizer:
 
     BOS, EOS, PAD, USER, ASSISTANT, SYSTEM, END = range(256, 256 + len(_SPECIALS))
 
-    chat_template = (
-        "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-
     def __init__(self, *, add_bos: bool = False) -> None:
         self.vocab_size = 256 + len(_SPECIALS)
+        self.add_bos = add_bos
         self.bos_id: int | None = self.BOS
         self.eos_ids = frozenset({self.EOS, self.END})
-        self._add_bos = add_bos
+        self.chat_template: str | None = (
+            "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        )
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        ids = [self.BOS] if add_special and self._add_bos else []
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        ids = [self.BOS] if add_special and self.add_bos else []
         while text:
-            at, special = min(
-                ((text.find(s), s) for s in _SPECIALS if parse_special and s in text), default=(len(text), "")
-            )
-            ids += text[:at].encode("utf-8", "surrogateescape")
+            found = ((text.find(special), special) for special in _SPECIALS if parse_special and special in text)
+            at, special = min(found, default=(len(text), ""))
+            ids += text[:at].encode("utf-8", "replace")
             if special:
                 ids.append(256 + _SPECIALS.index(special))
             text = text[at + len(special) :]
         return ids
 
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token adds to the text; a special token adds none."""
-        return bytes([token]) if token < 256 else b""
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        raw = b"".join(self.token_bytes(id) for id in ids if not (skip_special_tokens and self.is_special(id)))
+        return raw.decode("utf-8", "replace")
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes a token stands for; a special token's are its text."""
+        if id < 256:
+            return bytes([id])
+        return _SPECIALS[id - 256].encode() if id < self.vocab_size else b""
 
-    def is_special(self, token: int) -> bool:
-        return token >= 256
+    def is_special(self, id: int) -> bool:
+        return 256 <= id < self.vocab_size
+
+    def is_same_vocabulary(self, other: object) -> bool:
+        return isinstance(other, ByteTokenizer)
