@@ -1,0 +1,106 @@
+"""`foredraft chat`: a conversation. The cache of earlier turns is reused by the engine, which knows their tokens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from foredraft.cli.console import Session, note, write_answer
+from foredraft.cli.options import EngineOptions, debug_option, engine_options, open_llm, sampling_options
+from foredraft.cli.words import summarise
+from foredraft.errors import ChatTemplateError, PromptTooLongError
+from foredraft.types import SamplingParams
+
+if TYPE_CHECKING:
+    from foredraft.engine.llm import LLM
+
+HELP = "/exit ends the conversation, /clear forgets it; Ctrl-C stops an answer."
+
+
+@click.command("chat")
+@engine_options
+@click.option("--system", metavar="TEXT", help="Instructions that precede the conversation.")
+@sampling_options
+@debug_option
+@click.pass_obj
+def command(session: Session, options: EngineOptions, params: SamplingParams, system: str | None) -> None:
+    """Talk with a model. Answers go to stdout; without a terminal each line of stdin is a turn."""
+    with closing(open_llm(options, session)) as llm:
+        if llm.tokenizer.chat_template is None:
+            raise ChatTemplateError(f"{options.model} has no chat template; use foredraft generate --raw")
+        conversation = Conversation(llm, params, system)
+        is_interactive = sys.stdin.isatty()
+        if is_interactive:
+            note(HELP)
+        for line in _lines(is_interactive):
+            if line == "/exit":
+                break
+            if line == "/clear":
+                conversation.clear()
+                note("[forgotten]")
+            elif line.startswith("/") and is_interactive:
+                note(HELP)
+            elif line.strip():
+                _answer(conversation, line, is_interactive)
+
+
+class Conversation:
+    """The messages so far. Invariant between turns: user and assistant alternate, the assistant last."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self._llm = llm
+        self._params = params
+        self._opening = [{"role": "system", "content": system}] if system is not None else []
+        self.messages = list(self._opening)
+
+    def clear(self) -> None:
+        self.messages = list(self._opening)
+
+    def answer(self, text: str) -> str | None:
+        """Streams the answer to stdout. Returns a summary; None if Ctrl-C cut it short, and then what was said stays."""
+        said: list[str] = []
+        summary = None
+        turn = [*self.messages, {"role": "user", "content": text}]
+        with closing(self._llm.stream_chat(turn, self._params)) as chunks:
+            try:
+                for chunk in chunks:
+                    said.append(chunk.text)
+                    write_answer(chunk.text)
+                    if chunk.completion is not None:
+                        summary = summarise(chunk.completion)
+            except KeyboardInterrupt:
+                if not sys.stdin.isatty():
+                    raise
+        self.messages = [*turn, {"role": "assistant", "content": "".join(said)}]
+        write_answer("\n")
+        return summary
+
+
+def _answer(conversation: Conversation, text: str, is_interactive: bool) -> None:
+    try:
+        note(conversation.answer(text) or "[stopped]")
+    except PromptTooLongError as error:
+        if not is_interactive:
+            raise
+        note(f"{error}; /clear makes room")
+
+
+def _lines(is_interactive: bool) -> Iterator[str]:
+    """Turns, until the end of stdin. Prompts for them on a terminal."""
+    if not is_interactive:
+        yield from (line.rstrip("\n") for line in sys.stdin)
+        return
+    import readline  # noqa: F401 (gives input() history and editing)
+
+    prompt = "\n> "
+    while True:
+        if not sys.stdout.isatty():  # input() would write the prompt among the answers
+            print(prompt, end="", file=sys.stderr, flush=True)
+        try:
+            yield input(prompt if sys.stdout.isatty() else "")
+        except EOFError:
+            return

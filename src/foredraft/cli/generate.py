@@ -1,0 +1,99 @@
+"""`foredraft generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from foredraft.cli.console import STANDARD_STREAM, Session, note, read_text, write_answer, write_json
+from foredraft.cli.options import EngineOptions, debug_option, engine_options, open_llm, sampling_options
+from foredraft.cli.words import summarise
+from foredraft.errors import ForedraftError
+from foredraft.types import Chunk, Completion, SamplingParams
+
+if TYPE_CHECKING:
+    from foredraft.engine.llm import LLM
+
+
+@click.command("generate")
+@engine_options
+@click.option("-p", "--prompt", metavar="TEXT", help="What to answer.")
+@click.option("-f", "--file", metavar="FILE", help="The same, from a file; - is standard input.")
+@click.option("--raw", is_flag=True, help="Continue the text as it is: no chat template.")
+@click.option("--prediction", metavar="FILE", help="Text that the answer will resemble; drafts are taken from it.")
+@sampling_options
+@click.option(
+    "--json", "json_target", metavar="[FILE]", is_flag=False, flag_value=STANDARD_STREAM,
+    help="Write a JSON object instead of text; or to FILE, beside the text.",
+)  # fmt: skip
+@click.option("--trace-rounds", is_flag=True, help="Show each round: proposed, accepted, corrected, times.")
+@debug_option
+@click.pass_obj
+def command(
+    session: Session,
+    options: EngineOptions,
+    params: SamplingParams,
+    prompt: str | None,
+    file: str | None,
+    raw: bool,
+    prediction: str | None,
+    json_target: str | None,
+    trace_rounds: bool,
+) -> None:
+    """Answer one prompt. The answer goes to stdout, everything else to stderr."""
+    text = _prompt(prompt, file)
+    if prediction is not None:
+        params = replace(params, prediction=read_text(prediction))
+    with closing(open_llm(options, session)) as llm:
+        chunks = _stream(llm, text, params, raw=raw, trace_rounds=trace_rounds)
+        completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM)
+    if json_target is not None:
+        write_json(as_json(completion), json_target)
+    note(summarise(completion))
+
+
+def as_json(completion: Completion) -> dict[str, Any]:
+    """The object that `--json` writes."""
+    value = asdict(completion)
+    del value["index"]
+    if completion.logprobs is None:
+        del value["logprobs"]
+    return value
+
+
+def _prompt(prompt: str | None, file: str | None) -> str:
+    if (prompt is None) == (file is None):
+        raise click.UsageError("give the prompt with either -p TEXT or -f FILE (-f - reads standard input)")
+    text = prompt if prompt is not None else read_text(file or STANDARD_STREAM)
+    if not text.strip():
+        raise click.UsageError("the prompt is empty")
+    return text
+
+
+def _stream(llm: LLM, text: str, params: SamplingParams, *, raw: bool, trace_rounds: bool) -> Iterator[Chunk]:
+    on_round = None
+    if trace_rounds:
+        from foredraft.cli.rounds import RoundPrinter
+
+        on_round = RoundPrinter(llm.tokenizer)
+    if raw or llm.tokenizer.chat_template is None:
+        return llm.stream(text, params, on_round=on_round)
+    return llm.stream_chat([{"role": "user", "content": text}], params, on_round=on_round)
+
+
+def _print_answer(chunks: Iterator[Chunk], *, quiet: bool) -> Completion:
+    """Streams the answer to stdout, and ends its last line."""
+    completion = None
+    for chunk in chunks:
+        completion = chunk.completion or completion
+        if not quiet:
+            write_answer(chunk.text)
+    if completion is None:
+        raise ForedraftError("the engine ended without an answer")
+    if not quiet and not completion.text.endswith("\n"):
+        write_answer("\n")
+    return completion

@@ -1,0 +1,219 @@
+"""Flags that several commands share, each declared once. Defaults are those of the dataclasses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+
+from foredraft.cli.console import Session, note
+from foredraft.cli.speculative_config import QUANTIZATIONS, REJECTION_SAMPLE_METHODS, parse_speculative_config
+from foredraft.errors import ParameterError
+from foredraft.types import MAX_DRAFT, SamplingParams
+
+if TYPE_CHECKING:
+    from foredraft.engine.llm import LLM
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What `-m`, `-d` and the flags beside them say, in the words of `LLM`."""
+
+    model: str
+    drafter: str = "ngram"
+    num_speculative_tokens: int | None = None
+    rejection_sample_method: Literal["standard", "block"] = "standard"
+    draft_quantize: Literal["auto", "q4", "none"] = "auto"
+    draft_vocab: str | int = "auto"
+    threads: int | None = None
+    max_model_len: int | None = None
+    kv_cache_dtype: Literal["f16", "f32"] = "f16"
+
+
+def open_llm(options: EngineOptions, session: Session) -> LLM:
+    """Loads what the flags name, with progress on stderr."""
+    from foredraft.cli.progress import Progress
+    from foredraft.engine.llm import LLM
+
+    with Progress() as progress:
+        llm = LLM(
+            options.model,
+            options.drafter,
+            num_speculative_tokens=options.num_speculative_tokens,
+            rejection_sample_method=options.rejection_sample_method,
+            draft_quantize=options.draft_quantize,
+            draft_vocab=options.draft_vocab,
+            threads=options.threads,
+            max_model_len=options.max_model_len,
+            kv_cache_dtype=options.kv_cache_dtype,
+            progress=progress,
+        )
+    if session.debug:
+        note(str(llm.memory_plan))
+    return llm
+
+
+def debug_option(command: Command) -> Command:
+    """`--debug`: tracebacks and the plan of the memory."""
+
+    def switch_on(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.ensure_object(Session).debug = True
+
+    return click.option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=switch_on,
+        help="Show tracebacks and the plan of the memory.",
+    )(command)
+
+
+def engine_options(command: Command) -> Command:
+    """Adds the flags of EngineOptions; the command gets them, checked, as `options`."""
+    flags = [
+        click.option("-m", "--model", required=True, help="A .gguf file, a catalogue name, or a hub id org/repo[:file]."),
+        click.option("-d", "--drafter", help=f"none, ngram, model:NAME, or several: ngram+model:NAME.{_shown('drafter')}"),
+        click.option("-k", "--num-speculative-tokens", type=click.IntRange(0, MAX_DRAFT), help="Largest draft."),
+        click.option("--speculative-config", metavar="JSON", help="The same choices in vLLM's words."),
+        click.option(
+            "--rejection-sample-method",
+            type=click.Choice(REJECTION_SAMPLE_METHODS),
+            help=f"Rule for drafts that are sampled.{_shown('rejection_sample_method')}",
+        ),
+        click.option(
+            "--draft-quantize",
+            type=click.Choice(QUANTIZATIONS),
+            help=f"Weights of a draft model.{_shown('draft_quantize')}",
+        ),
+        click.option(
+            "--draft-vocab",
+            metavar="N|32k|full",
+            callback=_parse_draft_vocab,
+            help=f"Tokens that a draft model proposes from.{_shown('draft_vocab')}",
+        ),
+        click.option("-t", "--threads", type=click.IntRange(1, 1024), help="Threads. [default: processors we may use]"),
+        click.option("-c", "--max-model-len", type=click.IntRange(1), help="Context in tokens. [default: the model's]"),
+        click.option(
+            "--kv-cache-dtype",
+            type=click.Choice(("f16", "f32")),
+            help=f"Precision of keys and values.{_shown('kv_cache_dtype')}",
+        ),
+    ]
+    names = [field.name for field in fields(EngineOptions)]
+    return _collect(command, flags, [*names, "speculative_config"], "options", _make_engine_options)
+
+
+def sampling_options(command: Command) -> Command:
+    """Adds the flags of SamplingParams; the command gets them, checked, as `params`."""
+    flags = [
+        click.option("-n", "--max-tokens", type=int, help=f"Longest answer.{_shown('max_tokens', SamplingParams)}"),
+        click.option("--temperature", "--temp", "temperature", type=float, help="0 is greedy. [default: 0]"),
+        click.option("--top-p", type=float, help="Keep the likeliest tokens of this total probability."),
+        click.option("--top-k", type=int, help="Keep so many of the likeliest tokens."),
+        click.option("--min-p", type=float, help="Keep tokens of at least this share of the likeliest one's probability."),
+        click.option("--seed", type=int, help="Same seed, same text, with and without speculation."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
+        click.option("--presence-penalty", type=float, help="Subtracted from the logits of tokens already said."),
+        click.option("--frequency-penalty", type=float, help="The same, for each time that they were said."),
+        click.option("--repetition-penalty", type=float, help="Divides the logits of tokens said or in the prompt."),
+        click.option(
+            "--logit-bias",
+            multiple=True,
+            metavar="ID=BIAS",
+            callback=_parse_logit_bias,
+            help="Added to the logit of a token id. May be repeated.",
+        ),
+        click.option("--min-tokens", type=int, help="No end before so many tokens."),
+        click.option("--ignore-eos", is_flag=True, default=None, help="Go on after an end-of-text token."),
+        click.option("--logprobs", type=int, metavar="N", help="Report log-probabilities and N alternatives (--json)."),
+    ]
+    names = [
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "logprobs",
+    ]  # fmt: skip
+    return _collect(command, flags, names, "params", _make_sampling_params)
+
+
+def _collect(
+    command: Command,
+    flags: Sequence[Callable[[Command], Command]],
+    names: Sequence[str],
+    argument: str,
+    make: Callable[[Mapping[str, Any]], object],
+) -> Command:
+    """Decorates `command` with flags, whose given values reach it made into one argument."""
+
+    @functools.wraps(command)
+    def collected(**values: Any) -> object:
+        given = {name: value for name in names if (value := values.pop(name)) is not None}
+        return command(**values, **{argument: make(given)})
+
+    decorated: Any = collected
+    for flag in reversed(flags):
+        decorated = flag(decorated)
+    result: Command = decorated
+    return result
+
+
+def _make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
+    values = dict(given)
+    text = values.pop("speculative_config", None)
+    if text is None:
+        return EngineOptions(**values)
+    config = parse_speculative_config(text)
+    said = {
+        "drafter": config.drafter,
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "rejection_sample_method": config.rejection_sample_method,
+        "draft_quantize": config.quantization,
+    }
+    for name, value in said.items():
+        if value is None:
+            continue
+        if name in values:
+            raise click.UsageError(f"--{name.replace('_', '-')} and --speculative-config both choose; give one of them")
+        values[name] = value
+    return EngineOptions(**values)
+
+
+def _make_sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """The command line is greedy unless told otherwise."""
+    try:
+        return SamplingParams(**{"temperature": 0.0, **given})
+    except ParameterError as error:
+        flag = "--" + error.field.replace("_", "-")
+        raise click.UsageError(flag + str(error).removeprefix(error.field)) from error
+
+
+def _parse_draft_vocab(ctx: click.Context, param: click.Parameter, value: str | None) -> str | int | None:
+    if value is None or value in ("full", "auto"):
+        return value
+    digits, unit = (value[:-1], 1024) if value[-1:] in ("k", "K") else (value, 1)
+    if not digits.isascii() or not digits.isdigit() or int(digits) == 0:
+        raise click.BadParameter(f"{value!r} is no number of tokens such as 32k, nor 'full'", ctx, param)
+    return int(digits) * unit
+
+
+def _parse_logit_bias(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[int, float] | None:
+    biases = {}
+    for value in values:
+        token, _, bias = value.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not of the form TOKEN_ID=BIAS", ctx, param) from None
+    return biases or None
+
+
+def _shown(name: str, owner: type[Any] = EngineOptions) -> str:
+    """What `--help` says of a default."""
+    of_name: Mapping[str, Field[Any]] = {field.name: field for field in fields(owner)}
+    default = of_name[name].default
+    return "" if default is MISSING else f" [default: {default}]"

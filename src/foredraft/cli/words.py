@@ -1,0 +1,35 @@
+"""How tokens and figures are put into words for people."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Protocol
+
+from foredraft.types import Completion
+
+
+class TokenBytes(Protocol):
+    """The part of a tokenizer that is needed to show tokens."""
+
+    def token_bytes(self, id: int) -> bytes: ...
+
+
+def token_texts(tokenizer: TokenBytes, ids: Iterable[int]) -> list[str]:
+    """What each token adds to the text. A character made of several tokens belongs to the last of them."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return [decoder.decode(tokenizer.token_bytes(id)) for id in ids]
+
+
+def summarise(completion: Completion) -> str:
+    """One line: length, speed, and what speculation did."""
+    spec, timing = completion.speculation, completion.timing
+    words = f"{completion.usage.completion_tokens} tokens, {timing.tokens_per_s:.1f} tokens/s"
+    if spec.num_drafts:
+        words += f"; {spec.tokens_per_pass:.2f} tokens a pass, {describe_acceptance(completion)}"
+    return f"[{words}; first token after {timing.prefill_s:.2f} s, loaded in {timing.load_s:.2f} s]"
+
+
+def describe_acceptance(completion: Completion) -> str:
+    spec = completion.speculation
+    return f"{spec.num_accepted_tokens} of {spec.num_draft_tokens} drafted tokens accepted ({spec.acceptance_rate:.0%})"
