@@ -61,7 +61,7 @@ class Conversation:
         self.messages = list(self._opening)
 
     def answer(self, text: str) -> str | None:
-        """Streams the answer to stdout. Returns a summary; None if Ctrl-C cut it short, and then what was said stays."""
+        """Streams the answer to stdout. Returns a summary; None if Ctrl-C cut it short (what was said then stays)."""
         said: list[str] = []
         summary = None
         turn = [*self.messages, {"role": "user", "content": text}]

@@ -78,8 +78,12 @@ def debug_option(command: Command) -> Command:
 def engine_options(command: Command) -> Command:
     """Adds the flags of EngineOptions; the command gets them, checked, as `options`."""
     flags = [
-        click.option("-m", "--model", required=True, help="A .gguf file, a catalogue name, or a hub id org/repo[:file]."),
-        click.option("-d", "--drafter", help=f"none, ngram, model:NAME, or several: ngram+model:NAME.{_shown('drafter')}"),
+        click.option(
+            "-m", "--model", required=True, help="A .gguf file, a catalogue name, or a hub id org/repo[:file]."
+        ),
+        click.option(
+            "-d", "--drafter", help=f"none, ngram, model:NAME, or several: ngram+model:NAME.{_shown('drafter')}"
+        ),
         click.option("-k", "--num-speculative-tokens", type=click.IntRange(0, MAX_DRAFT), help="Largest draft."),
         click.option("--speculative-config", metavar="JSON", help="The same choices in vLLM's words."),
         click.option(
@@ -117,7 +121,9 @@ def sampling_options(command: Command) -> Command:
         click.option("--temperature", "--temp", "temperature", type=float, help="0 is greedy. [default: 0]"),
         click.option("--top-p", type=float, help="Keep the likeliest tokens of this total probability."),
         click.option("--top-k", type=int, help="Keep so many of the likeliest tokens."),
-        click.option("--min-p", type=float, help="Keep tokens of at least this share of the likeliest one's probability."),
+        click.option(
+            "--min-p", type=float, help="Keep tokens of at least this share of the likeliest one's probability."
+        ),
         click.option("--seed", type=int, help="Same seed, same text, with and without speculation."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
         click.option("--presence-penalty", type=float, help="Subtracted from the logits of tokens already said."),

@@ -29,7 +29,7 @@ class RoundPrinter:
 
 
 def describe_round(number: int, round: Round, tokenizer: TokenBytes) -> Text:
-    """`3  ngram 2/3  accepted " fib"·"("  rejected "x"  then "n"   draft 0.1 ms, pass 31.0 ms of 4 rows, verify 0.2 ms`."""
+    """`3  ngram 1/2  accepted 'a'  rejected 'b'  then 'c'  draft 0.02 ms, pass 31.0 ms of 3 rows, verify 0.10 ms`."""
     line = Text(f"{number:>4}  ")
     if round.num_prompt_rows:
         line.append(f"prompt, {round.num_prompt_rows} tokens  ")
@@ -41,7 +41,10 @@ def describe_round(number: int, round: Round, tokenizer: TokenBytes) -> Text:
                 line.append(f"{label} ").append(_quoted(tokenizer, tokens), style).append("  ")
     if round.token is not None:
         line.append("then ").append(_quoted(tokenizer, [round.token]), TARGET_OWN).append("  ")
-    times = [f"pass {round.pass_s * 1e3:.1f} ms of {round.num_batch_rows} rows", f"verify {round.verify_s * 1e3:.2f} ms"]
+    times = [
+        f"pass {round.pass_s * 1e3:.1f} ms of {round.num_batch_rows} rows",
+        f"verify {round.verify_s * 1e3:.2f} ms",
+    ]
     if round.proposed:
         times.insert(0, f"draft {round.draft_s * 1e3:.2f} ms")
     return line.append(", ".join(times), ASIDE)
