@@ -1,0 +1,1 @@
+"""Measurement: plain against speculative against peers, on the same prompts in the same run."""
