@@ -116,8 +116,8 @@ class SequenceView(Protocol):
 class DraftRequest:
     """Ask for at most `num_tokens` tokens after the last token of `seq`.
 
-    pass_s [num_tokens + 1]: seconds that a pass costs which verifies k draft tokens, for drafters that stop where drafting on
-    does not pay. None: fill the draft.
+    pass_s [num_tokens + 1]: seconds of a pass that verifies k draft tokens, for drafters that stop where going on does
+    not pay. None: fill the draft.
     """
 
     seq: SequenceView
@@ -130,9 +130,9 @@ class Draft:
     """Proposed tokens, a chain or a tree.
 
     tokens [n]; parents [n] with parents[i] < i and -1 for children of the last known token (None: a chain);
-    probs [n, vocab]: the law that each token was drawn from, exactly as drawn (None: no randomness but the
-    target's own noise was used, so a token counts as certain); confidences [n]: the drafter's own estimate that a token is
-    accepted once its parents are (None: it has none); source: who proposed it.
+    probs [n, vocab]: the law that each token was drawn from, exactly as drawn (None: no randomness but the target's own
+    noise was used, so a token counts as certain); confidences [n]: the drafter's own estimate that a token is accepted
+    once its parents are (None: it has none); source: who proposed it.
     """
 
     tokens: Sequence[int] = ()

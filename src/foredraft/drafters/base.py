@@ -11,9 +11,10 @@ from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
 
 @dataclass(frozen=True, slots=True)
 class DraftNeeds:
-    """What a drafter asks of the target, as data."""
+    """What a drafter asks of the engine, as data."""
 
-    hidden_layers: Sequence[int] = ()
+    hidden_layers: Sequence[int] = ()  # of the target, handed to `observe`
+    length: bool = True  # False: it limits its own drafts by `DraftRequest.pass_s` and gives confidences
 
 
 class Drafter(Protocol):

@@ -35,6 +35,26 @@ class Rows:
     embeddings: NDArray[np.float32] | None = None  # [n, hidden] used instead of the tokens' own
 
 
+class TextTokenizer(Protocol):
+    """Text to ids and back, as the engine and drafters need it (`models/tokenizer.py` reads it from a GGUF file)."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """All ids that end a generation."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]: ...
+    def token_bytes(self, token: int, /) -> bytes:
+        """The bytes that a token adds to the text."""
+        ...
+
+    def is_special(self, token: int, /) -> bool: ...
+
+
 class LanguageModel(Protocol):
     """A model with a paged cache. Not thread-safe: one pass at a time."""
 
