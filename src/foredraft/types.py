@@ -77,6 +77,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def is_coupled(self) -> bool:
+        """Whether a draft shares the target's own choice (argmax, or the user's seed), so that it carries no probabilities."""
+        return self.is_greedy or self.seed is not None
+
 
 #: Most tokens in one draft. A pass over more rows than this is bound by arithmetic on every machine we know.
 MAX_DRAFT = 64

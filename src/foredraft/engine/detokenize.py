@@ -21,13 +21,13 @@ class Detokenizer:
         self._text = ""
         self._num_taken = 0
 
-    def feed(self, token_id: int) -> bool:
-        """True when this token completed a stop string; the text then ends before it."""
+    def feed(self, token_id: int, *, may_stop: bool = True) -> bool:
+        """True when this token completed a stop string, if it may; the text then ends before it."""
         if self._tokenizer.is_special(token_id):
             return False
         scanned = len(self._text)
         self._text += self._decoder.decode(self._tokenizer.token_bytes(token_id))
-        return self._cut_at_stop(scanned)
+        return may_stop and self._cut_at_stop(scanned)
 
     def finish(self) -> bool:
         """No more ids: an unfinished character becomes U+FFFD and held text is let go. True as in `feed`."""

@@ -1,0 +1,26 @@
+"""How often tokens of each kind are accepted, learnt while drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Calibration:
+    """Running acceptance rates in buckets (match lengths, ranges of a draft's own probability).
+
+    Starts from priors that count as `prior_weight` observations; old observations fade by `decay` a new one, so a change of
+    the text shows within some tens of tokens.
+    """
+
+    def __init__(self, priors: Sequence[float], *, prior_weight: float = 4.0, decay: float = 0.97) -> None:
+        self._rates = list(priors)
+        self._weights = [prior_weight] * len(priors)
+        self._decay = decay
+
+    def estimate(self, bucket: int) -> float:
+        return self._rates[bucket]
+
+    def update(self, bucket: int, accepted: bool) -> None:
+        weight = self._weights[bucket] * self._decay
+        self._rates[bucket] += (accepted - self._rates[bucket]) / (weight + 1)
+        self._weights[bucket] = weight + 1

@@ -1,0 +1,193 @@
+"""A smaller model of the same tokenizer as the drafter.
+
+Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318); its output head may be cut to frequent tokens and those of the
+context (FR-Spec, arXiv 2502.14856).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foredraft.algo.lengths import is_worth_another
+from foredraft.drafters.base import DraftNeeds
+from foredraft.drafters.calibration import Calibration
+from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
+from foredraft.kvcache.prefixes import PrefixStore
+from foredraft.models.base import LanguageModel, Rows
+from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
+
+#: Tokens that the draft computes in one pass when it catches up.
+CHUNK = 512
+#: Buckets of the draft's own probability, and how often a token of each is accepted before a request has shown its own rate.
+EDGES = (0.2, 0.4, 0.6, 0.75, 0.85, 0.93, 0.97, 0.99)
+PRIOR_ACCEPTANCE = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+PRIOR_MEAN_ACCEPTANCE = 0.75
+
+
+class ModelDrafter:
+    """Drafts a chain with its own model and cache, many requests in one pass.
+
+    Its cache follows the sequence by itself: what was drafted and accepted is there already, anything else is computed
+    before the next draft. A finished request's cache serves the next one that begins alike.
+    """
+
+    needs = DraftNeeds(length=False)
+
+    def __init__(
+        self,
+        name: str,
+        model: LanguageModel,
+        target_vocab_size: int,
+        *,
+        head_size: int | None = None,
+        max_num_prefixes: int = 4,
+    ) -> None:
+        self.name = name
+        self._model = model
+        self._vocab_size = min(target_vocab_size, model.vocab_size)  # ids that both know; the rest is padding
+        self._pool = BlockPool(model.num_blocks)
+        self._prefixes = PrefixStore(self._pool, max_num_prefixes)
+        self._states: dict[int, _State] = {}
+        self._token_s = 0.0  # seconds to draft one token, a running mean
+        self._head = _Head(model, head_size) if head_size is not None else None
+
+    def begin(self, seq: SequenceView) -> None:
+        """Takes over a matching prefix, and computes the prompt but for its last token."""
+        table, num_cached = self._prefixes.take(seq.tokens)
+        state = self._states[seq.id] = _State(table, list(seq.tokens[:num_cached]))
+        self._catch_up(state, seq.tokens, len(seq.tokens) - 1)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        chains = [_Chain(r, self._states[r.seq.id], self._vocab_size) for r in requests]
+        active = [c for c in chains if self._can_grow(c)]
+        for chain in active:
+            self._catch_up(chain.state, chain.request.seq.tokens, len(chain.request.seq.tokens) - CHUNK)
+        if self._head is not None:
+            self._head.cover(chain.request.seq for chain in active)
+        while active:
+            began = perf_counter()
+            logits = self._model.forward([self._next_rows(chain) for chain in active])
+            for row, chain in zip(logits, active, strict=True):
+                chain.draw(row[: self._vocab_size])
+            self._observe_cost(perf_counter() - began)
+            active = [c for c in active if self._can_grow(c)]
+        return [chain.draft(self.name) for chain in chains]
+
+    def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None:
+        if draft.source == self.name:
+            self._states[seq.id].learn(len(draft.tokens), len(verdict.accepted))
+
+    def end(self, seq: SequenceView) -> None:
+        state = self._states.pop(seq.id, None)
+        if state is not None:
+            self._prefixes.keep(state.cached, state.table)
+
+    def _can_grow(self, chain: _Chain) -> bool:
+        request, num_drawn = chain.request, len(chain.tokens)
+        if num_drawn >= request.num_tokens or len(request.seq.tokens) + num_drawn > self._model.max_model_len:
+            return False
+        if request.pass_s is None or num_drawn == 0:
+            return True
+        return is_worth_another(chain.confidences, chain.state.mean.estimate(0), request.pass_s, self._token_s)
+
+    def _next_rows(self, chain: _Chain) -> Rows:
+        """What the cache lacks of the text and of the tokens drawn so far; logits after the last of them."""
+        state = chain.state
+        text = [*chain.request.seq.tokens[len(state.cached) :], *chain.tokens] if not chain.tokens else chain.tokens[-1:]
+        return self._rows(state, text, num_logits=1)
+
+    def _rows(self, state: _State, tokens: Sequence[int], num_logits: int) -> Rows:
+        start, end = len(state.cached), len(state.cached) + len(tokens)
+        self._prefixes.make_room(num_blocks_for(end) - len(state.table.blocks))
+        rows = Rows(state.table.reserve(end), start, tokens, num_logits=num_logits)
+        state.cached += tokens
+        return rows
+
+    def _catch_up(self, state: _State, tokens: Sequence[int], end: int) -> None:
+        """Forget what the text did not take, and compute it up to `end` if the cache lacks more than one chunk."""
+        state.agree_with(tokens)
+        while len(state.cached) < end:
+            begin = len(state.cached)
+            self._model.forward([self._rows(state, tokens[begin : min(end, begin + CHUNK)], num_logits=0)])
+
+    def _observe_cost(self, seconds: float) -> None:
+        self._token_s += (seconds - self._token_s) * (0.1 if self._token_s else 1.0)
+
+
+@dataclass(slots=True)
+class _State:
+    """One sequence's cache: slots 0 .. len(cached)-1 hold `cached`, whose first `num_agreed` are known to be the text's."""
+
+    table: SlotTable
+    cached: list[int]
+    num_agreed: int = 0
+    buckets: list[int] = field(default_factory=list)  # of the last draft
+    by_probability: Calibration = field(default_factory=lambda: Calibration(PRIOR_ACCEPTANCE))
+    mean: Calibration = field(default_factory=lambda: Calibration((PRIOR_MEAN_ACCEPTANCE,)))
+
+    def agree_with(self, tokens: Sequence[int]) -> None:
+        """Keep the part of the cache that is the text's, short of its last token, whose logits are wanted."""
+        end = min(len(self.cached), len(tokens) - 1)
+        while self.num_agreed < end and self.cached[self.num_agreed] == tokens[self.num_agreed]:
+            self.num_agreed += 1
+        self.num_agreed = min(self.num_agreed, end)
+        del self.cached[self.num_agreed :]
+
+    def learn(self, num_proposed: int, num_accepted: int) -> None:
+        for i in range(min(num_accepted + 1, num_proposed)):
+            self.by_probability.update(self.buckets[i], i < num_accepted)
+            self.mean.update(0, i < num_accepted)
+
+
+class _Chain:
+    """A draft that grows by one token a pass."""
+
+    def __init__(self, request: DraftRequest, state: _State, vocab_size: int) -> None:
+        self.request = request
+        self.state = state
+        self.tokens: list[int] = []
+        self.confidences: list[float] = []
+        self._probs: NDArray[np.float32] | None = None
+        if not request.seq.params.is_coupled:
+            self._probs = np.empty((request.num_tokens, vocab_size), np.float32)
+        state.buckets = []
+
+    def draw(self, logits: Array) -> None:
+        probs = None if self._probs is None else self._probs[len(self.tokens)]
+        token, probability = self.request.seq.sampler.draw(logits, self.tokens, probs)
+        bucket = bisect_right(EDGES, probability)
+        self.tokens.append(token)
+        self.state.buckets.append(bucket)
+        self.confidences.append(self.state.by_probability.estimate(bucket))
+
+    def draft(self, source: str) -> Draft:
+        probs = None if self._probs is None else self._probs[: len(self.tokens)]
+        return Draft(self.tokens, probs=probs, confidences=self.confidences, source=source)
+
+
+class _Head:
+    """The output head cut to the `size` lowest ids (byte-level BPE numbers its merges by frequency) and the tokens of the texts."""
+
+    def __init__(self, model: LanguageModel, size: int) -> None:
+        self._model = model
+        self._size = size
+        self._extra: set[int] = set()
+        self._num_covered: dict[int, int] = {}  # sequence -> tokens of it already looked at
+        model.limit_head(range(size))
+
+    def cover(self, seqs: Iterable[SequenceView]) -> None:
+        """Have the tokens of these texts in the head."""
+        new = set()
+        for seq in seqs:
+            begin = self._num_covered.get(seq.id, 0)
+            new.update(t for t in seq.tokens[begin:] if t >= self._size)
+            self._num_covered[seq.id] = len(seq.tokens)
+        if not new <= self._extra:
+            self._extra |= new
+            self._model.limit_head([*range(self._size), *sorted(self._extra)])

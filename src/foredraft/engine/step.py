@@ -1,0 +1,163 @@
+"""The step loop: plan, propose, forward, verify, commit. Plain decoding is this loop without drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as SequenceOf
+from dataclasses import dataclass
+from itertools import accumulate
+from time import perf_counter
+
+from foredraft.drafters.base import Drafter
+from foredraft.engine.controller import Controller
+from foredraft.engine.scheduler import Planned, Scheduler
+from foredraft.engine.sequence import Sequence
+from foredraft.engine.stats import Round
+from foredraft.kvcache.blocks import BlockPool
+from foredraft.models.base import LanguageModel, Rows
+from foredraft.types import NO_DRAFT, Array, Draft, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step did to one sequence."""
+
+    seq: Sequence
+    num_new: int  # output tokens
+
+
+class Engine:
+    """Runs sequences over one target model and any drafters, cheapest first. Knows token ids, never prompts or chats."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        drafters: SequenceOf[Drafter],
+        controller: Controller,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        on_round: Callable[[Round], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.drafters = drafters
+        self.controller = controller
+        self.scheduler = scheduler
+        self.pool = pool
+        self.on_round = on_round
+        self._hidden_layers = sorted({layer for d in drafters for layer in d.needs.hidden_layers})
+
+    def step(self) -> list[Step]:
+        """One pass. Sequences that finish leave the scheduler, and their blocks are free for others."""
+        planned, admitted = self.scheduler.plan()
+        for seq in admitted:
+            self._begin(seq)
+        if not planned:
+            return []
+        began = perf_counter()
+        drafts = self._propose(planned)
+        drafted = perf_counter()
+        rows = [p.seq.rows(p.num_rows, drafts.get(p.seq.id, NO_DRAFT)) for p in planned]
+        logits = self.model.forward(rows, self._hidden_layers)
+        passed = perf_counter()
+        num_rows = sum(len(r.tokens) for r in rows)
+        self.controller.observe_pass(num_rows, passed - drafted)
+
+        steps = []
+        for p, r, own_logits, own_hidden in zip(planned, rows, *self._split(rows, logits), strict=True):
+            draft, verdict = drafts.get(p.seq.id, NO_DRAFT), None
+            if p.completes:
+                verdict = p.seq.sampler.verify(own_logits, draft)
+                steps.append(self._commit(p.seq, r, draft, verdict, own_logits, own_hidden))
+            else:
+                p.seq.num_computed += p.num_rows
+            if self.on_round is not None:
+                times = (drafted - began, passed - drafted, perf_counter() - passed)
+                self.on_round(_make_round(p, draft, verdict, num_rows, times))
+        for step in steps:
+            if step.seq.finish_reason is not None:
+                self.remove(step.seq)
+        return steps
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a finished or aborted sequence out; all it held is given back."""
+        self.scheduler.remove(seq)
+        self.controller.end(seq)
+        for drafter in self.drafters:
+            drafter.end(seq)
+
+    def check_integrity(self) -> None:
+        """Raises ForedraftError if a cache block is lost or owned twice."""
+        self.pool.check_integrity(self.scheduler.tables())
+
+    def _begin(self, seq: Sequence) -> None:
+        self.controller.begin(seq)
+        if seq.params.num_speculative_tokens != 0:
+            for drafter in self.drafters:
+                drafter.begin(seq)
+
+    def _propose(self, planned: SequenceOf[Planned]) -> dict[int, Draft]:
+        """Ask the drafters in order, each for the sequences that have no good enough draft yet."""
+        drafts: dict[int, Draft] = {}
+        num_rows = sum(p.num_rows for p in planned)
+        unsettled = {p.seq.id: p.seq for p in planned if p.completes}
+        for i, drafter in enumerate(self.drafters):
+            asked = [self.controller.request(seq, drafter, num_rows) for seq in unsettled.values()]
+            requests = [r for r in asked if r is not None]
+            if not requests:
+                continue
+            began = perf_counter()
+            answers = drafter.propose(requests)
+            self.controller.observe_draft(drafter, answers, perf_counter() - began)
+            for request, draft in zip(requests, answers, strict=True):
+                if draft.tokens:
+                    drafts[request.seq.id] = draft
+                if self.controller.is_good_enough(draft, request, self.drafters[i + 1 :]):
+                    del unsettled[request.seq.id]
+        return drafts
+
+    def _split(self, rows: SequenceOf[Rows], logits: Array) -> tuple[list[Array], list[Array | None]]:
+        """Each sequence's own logits [num_logits, vocab] and hidden states [layers, rows, hidden]."""
+        first_logits = list(accumulate((r.num_logits for r in rows), initial=0))
+        own_logits = [logits[first : first + r.num_logits] for first, r in zip(first_logits, rows, strict=False)]
+        if not self._hidden_layers:
+            return own_logits, [None] * len(rows)
+        hidden = self.model.hidden_states()
+        first_rows = list(accumulate((len(r.tokens) for r in rows), initial=0))
+        return own_logits, [hidden[:, first : first + len(r.tokens)] for first, r in zip(first_rows, rows, strict=False)]
+
+    def _commit(
+        self, seq: Sequence, rows: Rows, draft: Draft, verdict: Verdict, logits: Array, hidden: Array | None
+    ) -> Step:
+        root = len(seq.tokens)  # slot of draft node 0
+        num_new = seq.commit(draft, verdict)
+        if draft.parents is not None:
+            accepted = verdict.accepted
+            self.model.move_slots(rows.block_table, [root + i for i in accepted], range(root, root + len(accepted)))
+        if seq.params.logprobs is not None:
+            nodes = [0, *(1 + i for i in verdict.accepted)]  # row of `logits` that each new token was drawn from
+            for node, token in zip(nodes, seq.tokens[root : root + num_new], strict=False):
+                seq.logprobs.append(seq.sampler.logprobs(logits[node], token, seq.params.logprobs))
+        num_accepted = min(len(verdict.accepted), num_new)
+        seq.stats.count_tokens(perf_counter())
+        seq.stats.count_draft(draft, num_accepted)
+        self.controller.observe_verdict(seq, draft, num_accepted)
+        if seq.params.num_speculative_tokens != 0:
+            for drafter in self.drafters:
+                drafter.observe(seq, draft, verdict, hidden)
+        return Step(seq, num_new)
+
+
+def _make_round(
+    planned: Planned, draft: Draft, verdict: Verdict | None, num_rows: int, times: tuple[float, float, float]
+) -> Round:
+    return Round(
+        sequence_id=planned.seq.id,
+        num_prompt_rows=planned.num_rows if not planned.seq.origins or verdict is None else 0,
+        num_batch_rows=num_rows,
+        proposed=tuple(draft.tokens),
+        source=draft.source,
+        accepted=tuple(draft.tokens[i] for i in verdict.accepted) if verdict else (),
+        token=verdict.token if verdict else None,
+        draft_s=times[0],
+        pass_s=times[1],
+        verify_s=times[2],
+    )
