@@ -21,7 +21,8 @@ def expected_tokens(acceptance: Sequence[float]) -> float:
 def best_length(acceptance: Sequence[float], pass_s: Sequence[float], draft_s: float = 0.0) -> int:
     """The k in 0 .. len(acceptance) with the most expected tokens per second; the shortest among equals.
 
-    pass_s[k]: seconds of a pass that verifies k draft tokens (at least len(acceptance) + 1 entries); draft_s: seconds to draft one token.
+    pass_s[k]: seconds of a pass that verifies k draft tokens, at least len(acceptance) + 1 entries; draft_s: seconds to
+    draft one token.
     """
     reach, total = 1.0, 1.0
     best, best_rate = 0, 1.0 / pass_s[0]
@@ -34,11 +35,13 @@ def best_length(acceptance: Sequence[float], pass_s: Sequence[float], draft_s: f
     return best
 
 
-def is_worth_another(acceptance: Sequence[float], next_acceptance: float, pass_s: Sequence[float], draft_s: float) -> bool:
+def is_worth_another(
+    acceptance: Sequence[float], next_acceptance: float, pass_s: Sequence[float], draft_s: float
+) -> bool:
     """Whether drafting one token more after k = len(acceptance) raises the expected tokens per second.
 
-    What the drawn tokens' own chances have shown is known by then, and they are submitted whatever the answer, so a rule
-    that uses draft probabilities stays exact.
+    The drawn tokens' own chances are known by then, and they are submitted whatever the answer: so a rule that uses
+    draft probabilities stays exact.
     """
     k = len(acceptance)
     now = expected_tokens(acceptance)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class Calibration:
     """Running acceptance rates in buckets (match lengths, ranges of a draft's own probability).
 
-    Starts from priors that count as `prior_weight` observations; old observations fade by `decay` a new one, so a change of
-    the text shows within some tens of tokens.
+    Starts from priors that count as `prior_weight` observations; each new observation makes the old ones fade by
+    `decay`, so that a change of the text shows within some tens of tokens.
     """
 
     def __init__(self, priors: Sequence[float], *, prior_weight: float = 4.0, decay: float = 0.97) -> None:

@@ -1,7 +1,7 @@
 """A smaller model of the same tokenizer as the drafter.
 
-Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318); its output head may be cut to frequent tokens and those of the
-context (FR-Spec, arXiv 2502.14856).
+Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). Its output head may be cut to frequent
+tokens and those of the context (FR-Spec, arXiv 2502.14856).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
 
 #: Tokens that the draft computes in one pass when it catches up.
 CHUNK = 512
-#: Buckets of the draft's own probability, and how often a token of each is accepted before a request has shown its own rate.
+#: Borders of buckets of the draft's own probability, and how often tokens of each are accepted before a request has
+#: shown its own rates.
 EDGES = (0.2, 0.4, 0.6, 0.75, 0.85, 0.93, 0.97, 0.99)
 PRIOR_ACCEPTANCE = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 PRIOR_MEAN_ACCEPTANCE = 0.75
@@ -99,7 +100,9 @@ class ModelDrafter:
     def _next_rows(self, chain: _Chain) -> Rows:
         """What the cache lacks of the text and of the tokens drawn so far; logits after the last of them."""
         state = chain.state
-        text = [*chain.request.seq.tokens[len(state.cached) :], *chain.tokens] if not chain.tokens else chain.tokens[-1:]
+        text = (
+            [*chain.request.seq.tokens[len(state.cached) :], *chain.tokens] if not chain.tokens else chain.tokens[-1:]
+        )
         return self._rows(state, text, num_logits=1)
 
     def _rows(self, state: _State, tokens: Sequence[int], num_logits: int) -> Rows:
@@ -122,7 +125,7 @@ class ModelDrafter:
 
 @dataclass(slots=True)
 class _State:
-    """One sequence's cache: slots 0 .. len(cached)-1 hold `cached`, whose first `num_agreed` are known to be the text's."""
+    """One sequence's cache: slots 0 .. len(cached)-1 hold `cached`, whose first `num_agreed` are the text's."""
 
     table: SlotTable
     cached: list[int]
@@ -172,7 +175,7 @@ class _Chain:
 
 
 class _Head:
-    """The output head cut to the `size` lowest ids (byte-level BPE numbers its merges by frequency) and the tokens of the texts."""
+    """The output head cut to the `size` lowest ids (a byte-level BPE's most frequent merges) and the texts' own tokens."""
 
     def __init__(self, model: LanguageModel, size: int) -> None:
         self._model = model
@@ -183,7 +186,7 @@ class _Head:
 
     def cover(self, seqs: Iterable[SequenceView]) -> None:
         """Have the tokens of these texts in the head."""
-        new = set()
+        new: set[int] = set()
         for seq in seqs:
             begin = self._num_covered.get(seq.id, 0)
             new.update(t for t in seq.tokens[begin:] if t >= self._size)

@@ -10,8 +10,8 @@ from foredraft.drafters.base import Drafter
 from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.errors import ParameterError, TokenizerMismatchError
-from foredraft.models.base import LanguageModel
-from foredraft.models.tokenizer import Tokenizer, same_tokenizer
+from foredraft.models.base import LanguageModel, TextTokenizer
+from foredraft.models.tokenizer import same_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class DraftContext:
     """What a drafter may be built from."""
 
     target: LanguageModel
-    tokenizer: Tokenizer
-    load_draft: Callable[[str], tuple[LanguageModel, Tokenizer]]  # a model by name, path or hub id
+    tokenizer: TextTokenizer
+    load_draft: Callable[[str], tuple[LanguageModel, TextTokenizer]]  # a model by name, path or hub id
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     head_size: int | None = None  # a draft model's output head, in tokens
@@ -28,7 +28,7 @@ class DraftContext:
 
 @dataclass(frozen=True, slots=True)
 class DrafterKind:
-    """An entry of the registry. `rank` orders drafters by the cost of a proposal; `takes` names the argument after the colon."""
+    """An entry of the registry. `rank` orders by the cost of a proposal; `takes` names the argument after the colon."""
 
     make: Callable[[str, DraftContext], Drafter]
     rank: int

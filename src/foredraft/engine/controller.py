@@ -66,8 +66,7 @@ class Controller:
     def is_good_enough(self, draft: Draft, request: DraftRequest, later: SequenceOf[Drafter]) -> bool:
         """Whether to take this draft rather than ask the `later`, dearer drafters.
 
-        It may look at the draft: what a drafter that carries probabilities has drawn is never dropped, and this is asked of
-        deterministic drafts only.
+        It may look at a deterministic draft; what was drawn from a drafter's own probabilities is never dropped.
         """
         if not draft.tokens:
             return False
@@ -103,8 +102,8 @@ class Controller:
     def _log_off(self, seq: Sequence, drafter: Drafter, record: _Record, pass_s: SequenceOf[float]) -> None:
         k = min(PROBE_LENGTH, len(pass_s) - 1)
         logger.info(
-            "request %d: %s is off, it does not pay here: %.2f tokens expected from %d drafted for %.2f x the time of a "
-            "plain pass; next try in %d tokens",
+            "request %d: %s is off, it does not pay here: %.2f tokens a pass expected with %d drafted, at %.2f x the time "
+            "of a plain pass; next try in %d tokens",
             seq.request_id,
             drafter.name,
             expected_tokens(record.acceptance(k)),

@@ -33,7 +33,7 @@ class PassCosts:
 
     def with_draft(self, num_rows: int, max_draft: int) -> list[float]:
         """[max_draft + 1]: a pass over `num_rows` rows and k draft tokens, for each k."""
-        return np.interp(np.arange(num_rows, num_rows + max_draft + 1), ROWS, self._seconds).tolist()  # type: ignore[no-any-return]
+        return np.interp(np.arange(num_rows, num_rows + max_draft + 1), ROWS, self._seconds).tolist()
 
     def observe(self, num_rows: int, seconds: float) -> None:
         if num_rows > MAX_ROWS:

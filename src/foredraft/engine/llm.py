@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence as SequenceOf
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
 from itertools import count
-from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 from foredraft.algo.sampler import RejectionMethod, make_sampler
@@ -21,9 +20,8 @@ from foredraft.engine.step import Engine, Step
 from foredraft.errors import ParameterError, PromptTooLongError
 from foredraft.kvcache.blocks import BlockPool, num_blocks_for
 from foredraft.kvcache.prefixes import PrefixStore
-from foredraft.models.base import BLOCK_SIZE, LanguageModel
+from foredraft.models.base import BLOCK_SIZE, LanguageModel, TextTokenizer
 from foredraft.models.chat_template import render_chat
-from foredraft.models.tokenizer import Tokenizer
 from foredraft.types import MAX_DRAFT, Chunk, Completion, SamplingParams, Usage
 
 Prompt = str | SequenceOf[int]
@@ -41,7 +39,7 @@ class Generator:
     def __init__(
         self,
         model: LanguageModel,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         drafters: SequenceOf[Drafter] = (),
         *,
         num_speculative_tokens: int | None = None,
@@ -50,6 +48,7 @@ class Generator:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
         max_num_prefixes: int = 4,
+        native: bool = True,
         load_s: float = 0.0,
     ) -> None:
         max_draft = DEFAULT_MAX_DRAFT if num_speculative_tokens is None else num_speculative_tokens
@@ -62,6 +61,7 @@ class Generator:
         self.model = model
         self.tokenizer = tokenizer
         self._method: RejectionMethod = rejection_sample_method
+        self._native = native  # the C++ samplers, for a model whose logits are float32 numpy arrays
         self._load_s = load_s
         pool = BlockPool(model.num_blocks)
         scheduler = Scheduler(
@@ -118,12 +118,7 @@ class Generator:
         self.engine.on_round = hook
 
     def _token_ids(self, prompts: Prompt | SequenceOf[Prompt]) -> list[list[int]]:
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
-        ids = [
-            self.tokenizer.encode(p, add_special=True, parse_special=False) if isinstance(p, str) else list(p)
-            for p in prompts  # type: ignore[union-attr]
-        ]
+        ids = [self.tokenizer.encode(p, add_special=True) if isinstance(p, str) else list(p) for p in _as_list(prompts)]
         for prompt in ids:
             if not prompt:
                 raise ParameterError("prompt", "is empty: give at least one token")
@@ -160,7 +155,7 @@ class Generator:
                     choice=index,
                     eos_ids=sorted(stop_ids),
                     method=self._method,
-                    native=True,
+                    native=self._native,
                 ),
                 detokenizer=Detokenizer(self.tokenizer, params.stop),
                 stop_ids=stop_ids,
@@ -229,3 +224,16 @@ class Generator:
             timing=seq.stats.timing(self._load_s, len(seq.output)),
             logprobs=tuple(seq.logprobs) if seq.params.logprobs is not None else None,
         )
+
+
+def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    many: list[Prompt] = []
+    single: list[int] = []
+    for item in prompts:
+        if isinstance(item, int):
+            single.append(item)
+        else:
+            many.append(item)
+    return many if many else [single]

@@ -14,7 +14,7 @@ from foredraft.types import MAX_DRAFT
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`num_rows` uncomputed tokens of `seq` go now. `completes`: they are all that it has, so a next token can be drawn."""
+    """`num_rows` uncomputed tokens of `seq` go now. `completes`: they are all it has, so a next token can be drawn."""
 
     seq: Sequence
     num_rows: int

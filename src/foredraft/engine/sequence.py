@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence as SequenceOf
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 
 from foredraft.algo.sampler import Sampler
 from foredraft.engine.detokenize import Detokenizer

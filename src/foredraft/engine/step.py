@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
@@ -26,7 +27,7 @@ class Step:
 
 
 class Engine:
-    """Runs sequences over one target model and any drafters, cheapest first. Knows token ids, never prompts or chats."""
+    """Runs sequences over one target model and any drafters, cheapest first. Knows token ids, never text or chats."""
 
     def __init__(
         self,
@@ -122,7 +123,9 @@ class Engine:
             return own_logits, [None] * len(rows)
         hidden = self.model.hidden_states()
         first_rows = list(accumulate((len(r.tokens) for r in rows), initial=0))
-        return own_logits, [hidden[:, first : first + len(r.tokens)] for first, r in zip(first_rows, rows, strict=False)]
+        return own_logits, [
+            hidden[:, first : first + len(r.tokens)] for first, r in zip(first_rows, rows, strict=False)
+        ]
 
     def _commit(
         self, seq: Sequence, rows: Rows, draft: Draft, verdict: Verdict, logits: Array, hidden: Array | None

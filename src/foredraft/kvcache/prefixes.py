@@ -1,4 +1,4 @@
-"""Caches of finished sequences, kept until their blocks are needed, so that the next turn of a chat starts where the last ended."""
+"""Caches of finished sequences, kept until their blocks are needed: a chat's next turn starts where the last ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from foredraft.kvcache.blocks import BlockPool, SlotTable, common_prefix
 
 
 class PrefixStore:
-    """The newest `max_num_prefixes` finished tables with the tokens they hold. An entry has one owner: here, or a sequence that took it."""
+    """The newest `max_num_prefixes` finished tables with the tokens they hold.
+
+    A table has one owner: this store, or the sequence that took it.
+    """
 
     def __init__(self, pool: BlockPool, max_num_prefixes: int) -> None:
         self._pool = pool

@@ -1,0 +1,73 @@
+"""Engines over tiny models, as the tests of this room want them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from foredraft.drafters.base import Drafter, DraftNeeds
+from foredraft.drafters.model import ModelDrafter
+from foredraft.drafters.ngram import NgramDrafter
+from foredraft.engine.llm import Generator
+from foredraft.testing import ByteTokenizer, TinyModel
+from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
+
+VOCAB = 272  # wider than the byte tokenizer's, as padded heads are
+
+
+def target(**fields: Any) -> TinyModel:
+    return TinyModel(VOCAB, max_model_len=512, num_blocks=160, kinship=4.0, **fields)
+
+
+def draft_model(vocab_size: int = VOCAB) -> TinyModel:
+    """Shares the target's language: agrees often, not always."""
+    return TinyModel(vocab_size, max_model_len=512, num_blocks=160, seed=7, kinship=4.0, name="tiny-draft")
+
+
+class TreeDrafter:
+    """Random trees over likely and unlikely tokens: a deterministic drafter for the tree path."""
+
+    name = "tree"
+    needs = DraftNeeds()
+
+    def __init__(self, model: TinyModel, seed: int = 0) -> None:
+        self._inner = ModelDrafter("inner", model, VOCAB)
+        self._rng = np.random.default_rng(seed)
+
+    def begin(self, seq: SequenceView) -> None:
+        self._inner.begin(seq)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._tree(d) for d in self._inner.propose(requests)]
+
+    def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None: ...
+
+    def end(self, seq: SequenceView) -> None:
+        self._inner.end(seq)
+
+    def _tree(self, chain: Draft) -> Draft:
+        """The chain's tokens, each with a wrong sibling before it, so that the accepted path has to move."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        parent = -1
+        for token in chain.tokens:
+            tokens += [int(self._rng.integers(256)), token]
+            parents += [parent, parent]
+            parent = len(tokens) - 1
+        return Draft(tokens, parents=parents, source=self.name)
+
+
+def drafters(spec: str) -> list[Drafter]:
+    made: dict[str, Drafter] = {"ngram": NgramDrafter(), "tree": TreeDrafter(draft_model())}
+    made["model"] = ModelDrafter("model", draft_model(), VOCAB)
+    made["padded"] = ModelDrafter("padded", draft_model(VOCAB + 128), VOCAB)
+    made["narrow"] = ModelDrafter("narrow", draft_model(), VOCAB, head_size=200)
+    return [made[name] for name in spec.split("+") if name != "none"]
+
+
+def generator(spec: str = "none", **options: Any) -> Generator:
+    options.setdefault("adaptive", False)
+    options.setdefault("num_speculative_tokens", 4)
+    return Generator(target(), ByteTokenizer(), drafters(spec), native=False, **options)

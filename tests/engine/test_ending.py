@@ -1,0 +1,126 @@
+"""Where an answer ends: end-of-text, stop strings and limits at every place inside a block; nothing leaks after it."""
+
+from __future__ import annotations
+
+import pytest
+
+from foredraft.errors import ParameterError, PromptTooLongError
+from foredraft.types import Completion, SamplingParams
+from tests.engine.build import generator
+
+PROMPT = "the cat and the hat"
+LONG = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Completion:
+    return generator().generate(PROMPT, LONG)[0]
+
+
+@pytest.mark.parametrize("position", range(1, 14))
+def test_max_tokens_inside_a_block(plain: Completion, position: int) -> None:
+    out = generator("model").generate(PROMPT, SamplingParams(temperature=0, max_tokens=position, ignore_eos=True))[0]
+    assert out.token_ids == plain.token_ids[:position]
+    assert out.finish_reason == "length"
+    assert out.usage.completion_tokens == position == len(out.origins)
+
+
+@pytest.mark.parametrize("spec", ["none", "model", "tree"])
+@pytest.mark.parametrize("position", range(14))
+def test_stop_token_inside_a_block(plain: Completion, position: int, spec: str) -> None:
+    token = plain.token_ids[position]
+    first = plain.token_ids.index(token)
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, stop_token_ids=[token])
+    gen = generator(spec)
+    out = gen.generate(PROMPT, params)[0]
+    assert out.token_ids == plain.token_ids[: first + 1]
+    assert out.finish_reason == "stop"
+    assert out.speculation.num_accepted_tokens == sum(o != "target" for o in out.origins)
+    gen.engine.check_integrity()
+    # The cache that the finished text leaves behind serves the same prompt without a change.
+    assert gen.generate(PROMPT, LONG)[0].token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("spec", ["none", "model"])
+def test_stop_strings_end_the_text_before_them(spec: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    text = generator().generate(PROMPT, params)[0].text
+    for begin in range(0, 20, 3):
+        stop = text[begin : begin + 3]
+        out = generator(spec).generate(
+            PROMPT, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, stop=stop)
+        )[0]
+        assert out.text == text[: text.index(stop)]
+        assert out.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("spec", ["none", "model", "ngram+model"])
+def test_the_stream_is_the_text(spec: str) -> None:
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=60, ignore_eos=True, stop=["zq", "\ufffd\ufffd\ufffd"])
+    chunks = list(generator(spec).stream(PROMPT, params))
+    final = chunks[-1].completion
+    assert final is not None
+    assert "".join(c.text for c in chunks) == final.text
+    assert [t for c in chunks for t in c.token_ids] == list(final.token_ids)
+    assert [o for c in chunks for o in c.origins] == list(final.origins)
+    assert final.text == generator().generate(PROMPT, params)[0].text
+
+
+def test_min_tokens_hold_back_the_end() -> None:
+    gen = generator("model")
+    free = gen.generate(PROMPT, LONG)[0].token_ids
+    stop = [free[2], free[5]]
+    out = gen.generate(
+        PROMPT, SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, min_tokens=8, stop_token_ids=stop)
+    )
+    assert len(out[0].token_ids) > 8
+    assert not set(stop) & set(out[0].token_ids[:8])
+
+
+def test_closing_a_stream_gives_everything_back() -> None:
+    gen = generator("model")
+    stream = gen.stream([PROMPT, "another one"], LONG)
+    next(stream)
+    stream.close()
+    assert gen.engine.scheduler.num_unfinished == 0
+    gen.engine.check_integrity()
+    assert gen.generate(PROMPT, LONG)[0].token_ids == generator().generate(PROMPT, LONG)[0].token_ids
+
+
+def test_two_streams_drive_one_engine() -> None:
+    gen = generator("model")
+    first, second = gen.stream(PROMPT, LONG), gen.stream("another one", LONG)
+    next(first)
+    second_ids = [t for c in second for t in c.token_ids]
+    assert second_ids == list(generator().generate("another one", LONG)[0].token_ids)
+    assert len([t for c in first for t in c.token_ids]) > 40
+
+
+def test_the_whole_context() -> None:
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    out = generator("model").generate("x" * 500, params)[0]
+    assert out.finish_reason == "length"
+    assert out.usage.prompt_tokens + out.usage.completion_tokens == 512
+    with pytest.raises(PromptTooLongError, match="512"):
+        generator().generate("x" * 512, params)
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+def test_an_empty_prompt_is_refused(prompt: str | list[int]) -> None:
+    with pytest.raises(ParameterError, match="prompt is empty"):
+        generator().generate(prompt)
+
+
+def test_a_request_may_switch_drafting_off() -> None:
+    out = generator("model").generate(PROMPT, SamplingParams(temperature=0, num_speculative_tokens=0))[0]
+    assert out.speculation.num_drafts == 0
+
+
+def test_a_prediction_is_drafted_from(plain: Completion) -> None:
+    text = bytes(t for t in plain.token_ids if t < 256).decode("latin-1")
+    gen = generator("ngram")
+    gen.tokenizer.encode = lambda s, **_: [ord(c) for c in s]  # type: ignore[method-assign]
+    guided = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, prediction=text)
+    out = gen.generate(PROMPT, guided)[0]
+    assert out.token_ids == plain.token_ids
+    assert out.speculation.num_accepted_tokens > 20

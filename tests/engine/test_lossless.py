@@ -1,0 +1,79 @@
+"""Greedy and seeded output is plain decoding's, token for token, whatever speculates."""
+
+from __future__ import annotations
+
+import pytest
+
+from foredraft.types import TARGET, Completion, SamplingParams
+from tests.engine.build import generator
+
+PROMPTS = ["def f(x):\n    return x", "a", "the cat and the hat and the cat and", "0123456789" * 9]
+SPECS = ["ngram", "model", "padded", "narrow", "tree", "ngram+model"]
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=40, ignore_eos=True)
+
+
+def ids(completions: list[Completion]) -> list[tuple[int, ...]]:
+    return [tuple(c.token_ids) for c in completions]
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[SamplingParams, list[tuple[int, ...]]]:
+    alone = {}
+    for params in (GREEDY, SEEDED):
+        alone[id(params)] = [ids(generator().generate(p, params))[0] for p in PROMPTS]
+    return alone
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
+def test_speculation_changes_nothing(
+    plain: dict[int, list[tuple[int, ...]]], spec: str, k: int, params: SamplingParams
+) -> None:
+    gen = generator(spec, num_speculative_tokens=k)
+    outs = gen.generate(PROMPTS, params)
+    assert ids(outs) == plain[id(params)]
+    if spec != "ngram":
+        assert sum(o.speculation.num_accepted_tokens for o in outs) > 10
+    gen.engine.check_integrity()
+
+
+@pytest.mark.parametrize("options", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 7}], ids=str)
+@pytest.mark.parametrize("spec", ["none", "ngram+model", "tree"])
+def test_batch_and_chunk_change_nothing(
+    plain: dict[int, list[tuple[int, ...]]], spec: str, options: dict[str, int]
+) -> None:
+    gen = generator(spec, **options)
+    assert ids(gen.generate(PROMPTS, GREEDY)) == plain[id(GREEDY)]
+    gen.engine.check_integrity()
+
+
+def test_adaptive_lengths_change_nothing(plain: dict[int, list[tuple[int, ...]]]) -> None:
+    outs = generator("ngram+model", adaptive=True, num_speculative_tokens=8).generate(PROMPTS, GREEDY)
+    assert ids(outs) == plain[id(GREEDY)]
+
+
+def test_the_second_identical_prompt_reuses_its_cache_and_accepts_as_much() -> None:
+    gen = generator("model")
+    first, second = (gen.generate(PROMPTS[2], GREEDY)[0] for _ in range(2))
+    assert first.token_ids == second.token_ids
+    assert first.speculation == second.speculation
+    assert gen.model.rows_per_pass[-1] <= 5
+    prompt_rows = [r for r in gen.model.rows_per_pass if r > 16]
+    assert len(prompt_rows) <= 4  # three of the load's timing, one prompt
+
+
+def test_origins_name_each_token() -> None:
+    out = generator("model").generate(PROMPTS[0], GREEDY)[0]
+    assert len(out.origins) == len(out.token_ids) == out.usage.completion_tokens
+    assert out.origins[0] == TARGET
+    assert out.origins.count("model") == out.speculation.num_accepted_tokens > 0
+
+
+def test_many_choices_differ_and_each_is_its_plain_self() -> None:
+    params = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=20, ignore_eos=True)
+    outs = generator("model").generate("abc", params)
+    assert [o.index for o in outs] == [0, 1, 2]
+    assert len({tuple(o.token_ids) for o in outs}) == 3
+    assert ids(outs) == ids(generator().generate("abc", params))

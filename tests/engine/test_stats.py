@@ -1,0 +1,37 @@
+"""Acceptance numbers of a trace counted by hand."""
+
+from __future__ import annotations
+
+from foredraft.engine.stats import RequestStats
+from foredraft.types import TARGET, Draft
+
+
+def test_a_trace_by_hand() -> None:
+    # prompt pass -> 1 token; then drafts of 3 (3 accepted), 3 (1 accepted), none, 2 of another drafter (0 accepted)
+    stats = RequestStats()
+    stats.start()
+    origins = [TARGET]
+    stats.count_tokens(1.0)
+    for draft, accepted in [
+        (Draft([1, 2, 3], source="a"), 3),
+        (Draft([1, 2, 3], source="a"), 1),
+        (Draft(), 0),
+        (Draft([1, 2], source="b"), 0),
+    ]:
+        stats.count_tokens(2.0)
+        stats.count_draft(draft, accepted)
+        origins += [draft.source] * accepted + [TARGET]
+    got = stats.speculation(origins)
+    assert got.num_passes == 4
+    assert got.num_drafts == 3
+    assert got.num_draft_tokens == 8
+    assert got.num_accepted_tokens == 4
+    assert got.acceptance_rate == 0.5
+    assert got.mean_acceptance_length == 1 + 4 / 3
+    assert got.tokens_per_pass == 8 / 4
+    assert got.accepted_per_position == (2, 1, 1)
+    assert got.by_drafter == {
+        "a": {"draft_tokens": 6, "accepted_tokens": 4},
+        "b": {"draft_tokens": 2, "accepted_tokens": 0},
+    }
+    assert stats.timing(0.5, len(origins)).tokens_per_s == 8 / 1.0
