@@ -10,7 +10,7 @@ import numpy as np
 from foredraft.drafters.base import Drafter, DraftNeeds
 from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
-from foredraft.engine.llm import Generator
+from foredraft.engine.generator import Generator
 from foredraft.testing import ByteTokenizer, TinyModel
 from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
 

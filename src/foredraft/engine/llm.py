@@ -1,239 +1,116 @@
-"""The library's front door: text or chats in, completions out, blocking or streamed."""
+"""The library's front door: a model by name, a drafter by name, and text."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as SequenceOf
-from itertools import count
-from typing import Any
+import os
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
 
-from foredraft.algo.sampler import RejectionMethod, make_sampler
-from foredraft.drafters.base import Drafter
-from foredraft.engine.controller import Controller
-from foredraft.engine.costs import MAX_ROWS, measure_pass_costs
-from foredraft.engine.detokenize import Detokenizer
-from foredraft.engine.scheduler import Scheduler
-from foredraft.engine.sequence import Sequence
-from foredraft.engine.stats import Round
-from foredraft.engine.step import Engine, Step
-from foredraft.errors import ParameterError, PromptTooLongError
-from foredraft.kvcache.blocks import BlockPool, num_blocks_for
-from foredraft.kvcache.prefixes import PrefixStore
-from foredraft.models.base import BLOCK_SIZE, LanguageModel, TextTokenizer
-from foredraft.models.chat_template import render_chat
-from foredraft.types import MAX_DRAFT, Chunk, Completion, SamplingParams, Usage
+from foredraft.algo.sampler import RejectionMethod
+from foredraft.drafters.registry import DraftContext, make_drafters
+from foredraft.engine.generator import Generator
+from foredraft.errors import ParameterError
+from foredraft.models.gguf import load_core
+from foredraft.models.hub import resolve
+from foredraft.models.load import KVCacheDtype, Quantize, load_model
+from foredraft.models.native import MemoryPlan, NativeModel
+from foredraft.models.tokenizer import Tokenizer, load_tokenizer
 
-Prompt = str | SequenceOf[int]
-Message = Mapping[str, Any]
+if TYPE_CHECKING:
+    from foredraft._native import ThreadPool
 
-DEFAULT_MAX_DRAFT = 16
+#: Called while something long goes on at load: what, units done, units in all.
+LoadProgress = Callable[[str, int, int], None]
+
+DraftQuantize = Literal["auto", "q4", "q8", "none"]
+#: What "auto" means for drafts; benchmarks/draft_optimiser.md has the measurements behind it.
+AUTO_DRAFT_QUANTIZE: Quantize = "q4"
+AUTO_DRAFT_VOCAB = 32_768
 
 
-class Generator:
-    """Prompts through an engine: the part of `LLM` that needs no files. Not thread-safe.
+class LLM(Generator):
+    """A target model with its drafters on the CPU core.
 
-    Several streams may be open at once; whichever is read drives the engine for all of them.
+    model: a `.gguf` path, a catalogue name, or a hub id `org/repo[:file]`; pulled on first use. drafter: `none`,
+    `ngram`, `model:NAME`, or several joined by `+`. num_speculative_tokens: largest draft. threads: None takes the
+    cores that this process may use. max_model_len: None takes the model's own context. draft_quantize, draft_vocab: how a
+    draft model is made smaller (any draft is lossless); "auto" is what measured best. adaptive: measured costs choose lengths and
+    switch drafters off that do not pay; False always drafts the full length.
+
+    Raises ForedraftError (see `foredraft.errors`) with the cause and the cure.
     """
 
     def __init__(
         self,
-        model: LanguageModel,
-        tokenizer: TextTokenizer,
-        drafters: SequenceOf[Drafter] = (),
+        model: str | os.PathLike[str],
+        drafter: str = "ngram",
         *,
         num_speculative_tokens: int | None = None,
         rejection_sample_method: RejectionMethod = "standard",
+        draft_quantize: DraftQuantize = "auto",
+        draft_vocab: int | Literal["auto", "full"] = "auto",
+        prompt_lookup_min: int | None = None,
+        prompt_lookup_max: int | None = None,
         adaptive: bool = True,
+        threads: int | None = None,
+        max_model_len: int | None = None,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
         max_num_prefixes: int = 4,
-        native: bool = True,
-        load_s: float = 0.0,
+        kv_cache_dtype: KVCacheDtype = "f16",
+        kernels: str | None = None,
+        progress: LoadProgress | None = None,
     ) -> None:
-        max_draft = DEFAULT_MAX_DRAFT if num_speculative_tokens is None else num_speculative_tokens
-        if not 0 <= max_draft <= MAX_DRAFT:
-            raise ParameterError("num_speculative_tokens", f"must lie between 0 and {MAX_DRAFT}")
-        if max_num_seqs < 1:
-            raise ParameterError("max_num_seqs", "must be at least 1")
-        if max_num_batched_tokens < 1:
-            raise ParameterError("max_num_batched_tokens", "must be at least 1")
-        self.model = model
-        self.tokenizer = tokenizer
-        self._method: RejectionMethod = rejection_sample_method
-        self._native = native  # the C++ samplers, for a model whose logits are float32 numpy arrays
-        self._load_s = load_s
-        pool = BlockPool(model.num_blocks)
-        scheduler = Scheduler(
-            pool,
-            PrefixStore(pool, max_num_prefixes),
+        began = perf_counter()
+        core = load_core()
+        if threads is not None and threads < 1:
+            raise ParameterError("threads", "must be at least 1")
+        pool: ThreadPool = core.ThreadPool(threads or core.default_threads())
+
+        def load(
+            name: str | os.PathLike[str], length: int | None, quantize: Quantize | None
+        ) -> tuple[NativeModel, Tokenizer]:
+            path = resolve(os.fspath(name), progress=progress)
+
+            def report(done: int, total: int) -> None:
+                if progress is not None:
+                    progress(f"repacking {path.stem}", done, total)
+
+            loaded = load_model(
+                path,
+                pool=pool,
+                max_model_len=length,
+                kv_cache_dtype=kv_cache_dtype,
+                max_num_seqs=max_num_seqs,
+                quantize=quantize,
+                kernels=kernels,
+                progress=report,
+            )
+            return loaded, load_tokenizer(path)
+
+        target, tokenizer = load(model, max_model_len, None)
+        self._drafts: list[NativeModel] = []
+
+        def load_draft(name: str) -> tuple[NativeModel, Tokenizer]:
+            quantize = AUTO_DRAFT_QUANTIZE if draft_quantize == "auto" else draft_quantize
+            loaded = load(name, None, None if quantize == "none" else quantize)
+            self._drafts.append(loaded[0])
+            return loaded
+
+        head_size = AUTO_DRAFT_VOCAB if draft_vocab == "auto" else None if draft_vocab == "full" else draft_vocab
+        context = DraftContext(target, tokenizer, load_draft, prompt_lookup_min, prompt_lookup_max, head_size)
+        drafters = make_drafters(drafter, context)
+        self.memory_plans: list[MemoryPlan] = [m.memory_plan for m in (target, *self._drafts)]
+        super().__init__(
+            target,
+            tokenizer,
+            drafters,
+            num_speculative_tokens=num_speculative_tokens,
+            rejection_sample_method=rejection_sample_method,
+            adaptive=adaptive,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_num_prefixes=max_num_prefixes,
+            load_s=perf_counter() - began,
         )
-        costs = measure_pass_costs(model, range(num_blocks_for(MAX_ROWS)))
-        controller = Controller(drafters, costs, max_draft=max_draft, adaptive=adaptive)
-        self.engine = Engine(model, drafters, controller, scheduler, pool)
-        self._request_ids = count()
-        self._sequence_ids = count()
-        self._outbox: dict[int, list[Chunk]] = {}  # sequence -> chunks not yet read
-
-    def generate(self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None) -> list[Completion]:
-        """Complete every prompt (text or token ids, as they are). In order of prompts, `params.n` completions each."""
-        chunks = self.stream(prompts, params)
-        done = [chunk for chunk in chunks if chunk.completion is not None]
-        done.sort(key=lambda chunk: (chunk.request_id, chunk.index))
-        return [chunk.completion for chunk in done if chunk.completion is not None]
-
-    def stream(self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """The same, as it comes. Closing the iterator early aborts what is left.
-
-        Raises PromptTooLongError or ParameterError before anything runs.
-        """
-        params = params or SamplingParams()
-        seqs = [s for ids in self._token_ids(prompts) for s in self._make_sequences(ids, params)]
-        return self._run(seqs)
-
-    def chat(
-        self,
-        messages: SequenceOf[Message],
-        params: SamplingParams | None = None,
-        *,
-        tools: SequenceOf[Mapping[str, Any]] | None = None,
-    ) -> list[Completion]:
-        """Answer a chat, through the model's own template."""
-        return self.generate(self.render_chat(messages, tools=tools), params)
-
-    def stream_chat(self, messages: SequenceOf[Message], params: SamplingParams | None = None) -> Iterator[Chunk]:
-        return self.stream(self.render_chat(messages), params)
-
-    def render_chat(
-        self, messages: SequenceOf[Message], *, tools: SequenceOf[Mapping[str, Any]] | None = None
-    ) -> list[int]:
-        """Token ids of a chat, ready for the answer. Raises ChatTemplateError."""
-        text = render_chat(self.tokenizer, messages, tools=tools)
-        return self.tokenizer.encode(text, add_special=False, parse_special=True)
-
-    def on_round(self, hook: Callable[[Round], None] | None) -> None:
-        """Call `hook` with every sequence's share of every pass."""
-        self.engine.on_round = hook
-
-    def _token_ids(self, prompts: Prompt | SequenceOf[Prompt]) -> list[list[int]]:
-        ids = [self.tokenizer.encode(p, add_special=True) if isinstance(p, str) else list(p) for p in _as_list(prompts)]
-        for prompt in ids:
-            if not prompt:
-                raise ParameterError("prompt", "is empty: give at least one token")
-            if not all(0 <= t < self.model.vocab_size for t in prompt):
-                raise ParameterError("prompt", f"has token ids outside 0 .. {self.model.vocab_size - 1}")
-        return ids
-
-    def _make_sequences(self, prompt: list[int], params: SamplingParams) -> list[Sequence]:
-        """The choices of one request, not yet scheduled."""
-        capacity = min(self.model.max_model_len, self.model.num_blocks * BLOCK_SIZE - MAX_DRAFT)
-        room = capacity - len(prompt)
-        if room < 1:
-            raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens and the context holds {capacity} with the answer: "
-                "shorten the prompt or raise max_model_len"
-            )
-        request_id = next(self._request_ids)
-        seed = params.seed if params.seed is not None else secrets.randbits(64)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
-        prediction = self.tokenizer.encode(params.prediction) if params.prediction else []
-        return [
-            Sequence(
-                next(self._sequence_ids),
-                request_id,
-                index,
-                prompt,
-                params,
-                max_len=len(prompt) + min(room, params.max_tokens or room),
-                sampler=make_sampler(
-                    params,
-                    vocab_size=self.model.vocab_size,
-                    prompt=prompt,
-                    seed=seed,
-                    choice=index,
-                    eos_ids=sorted(stop_ids),
-                    method=self._method,
-                    native=self._native,
-                ),
-                detokenizer=Detokenizer(self.tokenizer, params.stop),
-                stop_ids=stop_ids,
-                prediction=prediction,
-            )
-            for index in range(params.n)
-        ]
-
-    def _run(self, seqs: list[Sequence]) -> Iterator[Chunk]:
-        """Schedule, and yield the chunks of these sequences until all have finished."""
-        for seq in seqs:
-            seq.stats.start()
-            self.engine.scheduler.add(seq)
-            self._outbox[seq.id] = []
-        unfinished = {seq.id: seq for seq in seqs}
-        try:
-            while unfinished:
-                for seq in list(unfinished.values()):
-                    for chunk in self._take(seq):
-                        if chunk.finish_reason is not None:
-                            del unfinished[seq.id]
-                        yield chunk
-                if unfinished:
-                    self._step()
-        finally:
-            for seq in seqs:
-                if seq.finish_reason is None:
-                    seq.finish_reason = "abort"
-                    self.engine.remove(seq)
-                del self._outbox[seq.id]
-
-    def _take(self, seq: Sequence) -> list[Chunk]:
-        chunks, self._outbox[seq.id] = self._outbox[seq.id], []
-        return chunks
-
-    def _step(self) -> None:
-        for step in self.engine.step():
-            self._outbox[step.seq.id].append(self._make_chunk(step))
-
-    def _make_chunk(self, step: Step) -> Chunk:
-        seq = step.seq
-        finished = seq.finish_reason is not None
-        if finished:
-            seq.detokenizer.finish()
-        return Chunk(
-            request_id=seq.request_id,
-            index=seq.index,
-            text=seq.detokenizer.take(final=finished),
-            token_ids=tuple(seq.tokens[len(seq.tokens) - step.num_new :]),
-            origins=tuple(seq.origins[len(seq.origins) - step.num_new :]),
-            finish_reason=seq.finish_reason,
-            completion=self._make_completion(seq) if finished else None,
-        )
-
-    def _make_completion(self, seq: Sequence) -> Completion:
-        if seq.finish_reason is None:
-            raise RuntimeError("a running sequence has no completion yet")
-        return Completion(
-            index=seq.index,
-            text=seq.detokenizer.text,
-            token_ids=tuple(seq.output),
-            finish_reason=seq.finish_reason,
-            usage=Usage(seq.num_prompt_tokens, len(seq.output)),
-            origins=tuple(seq.origins),
-            speculation=seq.stats.speculation(seq.origins),
-            timing=seq.stats.timing(self._load_s, len(seq.output)),
-            logprobs=tuple(seq.logprobs) if seq.params.logprobs is not None else None,
-        )
-
-
-def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    many: list[Prompt] = []
-    single: list[int] = []
-    for item in prompts:
-        if isinstance(item, int):
-            single.append(item)
-        else:
-            many.append(item)
-    return many if many else [single]

@@ -16,6 +16,7 @@ from foredraft.models.base import BLOCK_SIZE
 from foredraft.models.gguf import GGUFFile, load_core, read_gguf
 from foredraft.models.native import MemoryPlan, NativeModel
 from foredraft.models.packed_cache import PackedTensor, PackedWeights, Progress, identify, load_packed
+from foredraft.types import MAX_DRAFT
 
 if TYPE_CHECKING:
     from foredraft._native import Decoder, ThreadPool
@@ -52,7 +53,7 @@ def load_model(
     pool: ThreadPool,
     max_model_len: int | None = None,
     kv_cache_dtype: KVCacheDtype = "f16",
-    num_blocks: int | None = None,
+    max_num_seqs: int = 1,
     quantize: Quantize | None = None,
     kernels: str | None = None,
     progress: Progress | None = None,
@@ -60,8 +61,8 @@ def load_model(
 ) -> NativeModel:
     """Load a GGUF file for the CPU core. `pool` may be shared with other models.
 
-    max_model_len: None takes the model's own context. num_blocks: of BLOCK_SIZE slots; None holds one sequence of
-    max_model_len. quantize: "q4" (4 bits, scale and minimum per 32 inputs) or "q8" requantises every matrix, which a
+    max_model_len: None takes the model's own context. max_num_seqs: the cache has room for so many sequences of
+    max_model_len and a draft each; memory is taken as it fills. quantize: "q4" (4 bits, scale and minimum per 32 inputs) or "q8" requantises every matrix, which a
     draft may well do. kernels: a kernel set by name; None takes the best one that runs here. progress: called
     with packed bytes done and in all, while weights are repacked, which happens on a model's first start. cache: keep
     repacked weights on disk.
@@ -77,9 +78,9 @@ def load_model(
         raise type(error)(f"{file.path}: {error}") from None
     max_model_len = _check_length(max_model_len, arch.context_length)
     _check_choice("kv_cache_dtype", kv_cache_dtype, ("f16", "f32"))
-    num_blocks = -(-max_model_len // BLOCK_SIZE) if num_blocks is None else num_blocks
-    if num_blocks < 1:
-        raise ParameterError("num_blocks", "must be at least 1")
+    if max_num_seqs < 1:
+        raise ParameterError("max_num_seqs", "must be at least 1")
+    num_blocks = max_num_seqs * -(-(max_model_len + MAX_DRAFT) // BLOCK_SIZE)
 
     decoder = make_decoder(core, arch, file, pool, kernels)
     weights = _pack_weights(core, file, tensors, quantize, pool.num_threads, progress, cache)
