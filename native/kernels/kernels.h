@@ -64,6 +64,12 @@ struct AttentionTask {
     float* scratch;  // attention_scratch_floats(...) floats
 };
 
+// What keyed noise depends on besides the token: Philox4x32-10 counter words 1 to 3, and the key (algo/noise.py).
+struct NoiseKey {
+    uint32_t counter[3];
+    uint32_t key[2];
+};
+
 struct KernelSet {
     const char* name;
     // values -> codes, scales, sums, code_sums, for rows [row_begin, row_end).
@@ -78,11 +84,15 @@ struct KernelSet {
     void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* y);
     void (*add)(const float* a, const float* b, int n, float* y);
     void (*softcap)(float* x, int n, float cap);
-    int (*argmax)(const float* x, int n);  // lowest index among equals; NaN never wins; -1 if no number is there
     // Sampling (kernels/sampling.inl): see sampling.h for the operations built from these.
-    float (*max_value)(const float* x, int n);
-    // p[i] = exp((x[i] - max) * inv_temperature); returns the sum over 16 fixed lanes.
-    float (*exp_sum)(const float* x, float max, float inv_temperature, int n, float* p);
+    int (*argmax)(const float* x, int n);       // lowest index among equals; -1 if a NaN is there or n is 0
+    float (*max_value)(const float* x, int n);  // NaN if one is there, -inf if n is 0
+    // p[i] = exp((x[i] - max) * inv_temperature); returns the sum, in double over 16 fixed lanes.
+    double (*exp_sum)(const float* x, float max, float inv_temperature, int n, float* p);
+    // Indices with x[i] >= cutoff, ascending; returns how many. ids has room for n.
+    int (*gather)(const float* x, int n, float cutoff, int32_t* ids);
+    // The index drawn in proportion to p >= 0 with the keyed noise of each index; -1 where p has no mass.
+    int (*race)(const float* p, int n, const NoiseKey& key);
 };
 
 size_t attention_scratch_floats(int rows, int group, int head_dim, int num_positions);

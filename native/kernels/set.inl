@@ -11,8 +11,10 @@ constexpr foredraft::KernelSet kernel_set(const char* name) {
         .gelu_tanh_mul = nullptr,
         .add = nullptr,
         .softcap = nullptr,
-        .argmax = nullptr,
-        .max_value = nullptr,
-        .exp_sum = nullptr,
+        .argmax = argmax,
+        .max_value = max_value,
+        .exp_sum = exp_sum,
+        .gather = gather,
+        .race = race,
     };
 }

@@ -130,6 +130,7 @@ class Sampler:
         choice: int,
         block: bool,
         vocab_limit: int,
+        kernel_set: str | None,
         eos_ids: Sequence[int],
         temperature: float,
         top_p: float,

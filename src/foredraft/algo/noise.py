@@ -6,8 +6,8 @@ gives the same text with or without speculation, in any batch.
     key      (seed low, seed high)
     counter  (index, absolute position, choice << 8 | stream, pass)
 
-For noise over a vocabulary, `index` is token id // 4 and word id % 4 belongs to the token; for single numbers it is the
-draft node. `pass` counts the verifications of a sequence; it stays 0 for the target's own noise.
+For noise over a vocabulary, token t has word t // 16 % 4 of index t // 64 * 16 + t % 16, so that 16 neighbours take one
+word each of 16 counters; for single numbers `index` is the draft node. `pass` counts the verifications of a sequence; it stays 0 for the target's own noise.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def token_uniforms(key: NoiseKey, like: Array) -> Array:
     """One uniform a token, in the open interval (0, 1), of 32 bits: [vocab] of the kind and width of `like` [vocab]."""
     xp = array_namespace(like)
     vocab = like.shape[0]
-    blocks = xp.arange((vocab + 3) // 4, dtype=xp.int64, device=like.device)
-    words = xp.stack(philox(_counter(key, blocks), key.seed), axis=1)  # [vocab / 4, 4]
+    indices = xp.reshape(xp.arange((vocab + 63) // 64 * 16, dtype=xp.int64, device=like.device), (-1, 16))
+    words = xp.stack(philox(_counter(key, indices), key.seed), axis=1)  # [vocab / 64, 4, 16]
     return (xp.astype(xp.reshape(words, (-1,))[:vocab], xp.float64) + 0.5) / 2.0**32
 
 

@@ -69,11 +69,13 @@ def make_sampler(
     method: RejectionMethod = "block",
     vocab_limit: int | None = None,
     native: bool = False,
+    kernel_set: str | None = None,
 ) -> Sampler:
     """A sampler for one choice of one request.
 
     vocab_size: width of the target's rows; ids from `vocab_limit` on (default: none) are never chosen. prompt: the
-    tokens already known. eos_ids: what `min_tokens` holds back. native: the C++ one, which takes float32 numpy rows.
+    tokens already known. eos_ids: what `min_tokens` holds back. native: the C++ one, which takes float32 rows in
+    C order, with the best kernel set or the one named (all give the same bits).
     """
     if native:
         from foredraft import _native  # the rooms above must work without the compiled core
@@ -84,6 +86,7 @@ def make_sampler(
             seed=seed % 2**64,
             choice=choice,
             block=method == "block",
+            kernel_set=kernel_set,
             vocab_limit=vocab_size if vocab_limit is None else vocab_limit,
             eos_ids=eos_ids,
             temperature=params.temperature,
@@ -94,7 +97,7 @@ def make_sampler(
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
-            logit_bias=dict(params.logit_bias),
+            logit_bias=params.logit_bias,
         )
     return ArraySampler(
         params,

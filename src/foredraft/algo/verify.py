@@ -85,7 +85,7 @@ def block_test(
     num_accepted, weights = 0, excess(p[0], q[0]) if num_tokens else p[0]
     rho = 1.0
     for i, token in enumerate(tokens):
-        rho = min(1.0, rho * _ratio(float(p[i][token]), float(q[i][token])))
+        rho = _next_rho(rho, float(p[i][token]), float(q[i][token]))
         if i + 1 < num_tokens:
             surplus = _positive_part(rho * p[i + 1] - q[i + 1])
             mass = _total(surplus)
@@ -115,10 +115,10 @@ def draw_from(weights: Array, u: float) -> int:
     return min(int(xp.sum(passed)), last)
 
 
-def _ratio(p: float, q: float) -> float:
-    if p == 0:
+def _next_rho(rho: float, p: float, q: float) -> float:
+    if rho == 0 or p == 0:
         return 0.0
-    return p / q if q > 0 else float("inf")
+    return min(1.0, rho * (p / q)) if q > 0 else 1.0
 
 
 def _positive_part(x: Array) -> Array:

@@ -1,0 +1,492 @@
+#include "sampling.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+namespace foredraft {
+namespace {
+#include "kernels/noise.inl"
+
+// The running sum of weight(0..n-1) passes u of the total: which i, -1 where there is no mass. u in [0, 1).
+// Sums go by chunks, so that finding the place costs one chunk.
+template <typename Weight>
+int draw_in_proportion(int n, Weight weight, double u) {
+    constexpr int kChunk = 1024;
+    auto chunk_sum = [&](int begin) {
+        double sum = 0;
+        for (int i = begin; i < std::min(n, begin + kChunk); ++i) sum += weight(i);
+        return sum;
+    };
+    std::vector<double> chunks;
+    double total = 0;
+    for (int begin = 0; begin < n; begin += kChunk) {
+        chunks.push_back(chunk_sum(begin));
+        total += chunks.back();
+    }
+    const double target = u * total;
+    double sum = 0;
+    int last = -1;
+    for (int begin = 0; begin < n; begin += kChunk) {
+        const double next = sum + chunks[begin / kChunk];
+        const bool here = next > target, is_last = begin + kChunk >= n;
+        if (!here && !is_last && !(chunks[begin / kChunk] > 0)) continue;
+        if (here || is_last) {
+            for (int i = begin; i < std::min(n, begin + kChunk); ++i) {
+                if (!(weight(i) > 0)) continue;
+                last = i;
+                sum += weight(i);
+                if (sum > target) return i;
+            }
+            if (here) return last;  // rounding within the chunk
+        } else {
+            for (int i = begin; i < begin + kChunk; ++i) {
+                if (weight(i) > 0) last = i;
+            }
+        }
+        sum = next;
+    }
+    return last;
+}
+
+double positive(double x) { return x > 0 ? x : 0; }
+
+double sum_of(const float* x, int n) {
+    double lanes[8] = {};
+    int i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int lane = 0; lane < 8; ++lane) lanes[lane] += x[i + lane];
+    for (; i < n; ++i) lanes[i % 8] += x[i];
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+// One row of a draft's laws, scaled to sum 1 over the target's vocabulary.
+struct DraftLaw {
+    const float* q;
+    int width;
+    double scale;
+
+    DraftLaw(const DraftArrays& draft, int row, int vocab_size)
+        : q(draft.probs + size_t(row) * draft.width), width(std::min(draft.width, vocab_size)) {
+        const double sum = sum_of(q, width);
+        if (!(sum > 0) || sum > DBL_MAX) throw std::invalid_argument("the draft's probabilities do not sum to a positive number");
+        scale = 1.0 / sum;
+    }
+    double operator()(int token) const { return token < width ? q[token] * scale : 0.0; }
+};
+
+std::vector<std::vector<int32_t>> children_of(const std::vector<int32_t>& parents) {
+    std::vector<std::vector<int32_t>> children(1 + parents.size());
+    for (size_t i = 0; i < parents.size(); ++i) children[1 + parents[i]].push_back(int32_t(i));
+    return children;
+}
+
+// A token that a filter has to judge.
+struct Candidate {
+    int32_t id;
+    float x, p;
+};
+
+bool likelier(const Candidate& a, const Candidate& b) { return a.x > b.x || (a.x == b.x && a.id < b.id); }
+
+void keep_top_k(std::vector<Candidate>& candidates, int k) {
+    if (int(candidates.size()) <= k) return;
+    std::nth_element(candidates.begin(), candidates.begin() + k, candidates.end(), likelier);
+    candidates.resize(k);
+}
+
+// The fewest likeliest candidates whose weights reach `mass`, one at least. Halves the range by selection until it is
+// small enough to sort.
+void keep_mass(std::vector<Candidate>& candidates, double mass) {
+    constexpr ptrdiff_t kSortable = 2048;
+    auto begin = candidates.begin(), end = candidates.end();
+    double before = 0;  // the weight of everything likelier than `begin`
+    while (end - begin > kSortable) {
+        const auto middle = begin + (end - begin) / 2;
+        std::nth_element(begin, middle, end, likelier);
+        double upper = before;
+        for (auto c = begin; c != middle; ++c) upper += c->p;
+        if (upper >= mass) {
+            end = middle;
+        } else {
+            begin = middle;
+            before = upper;
+        }
+    }
+    std::sort(begin, end, likelier);
+    while (begin != end && (before < mass || begin == candidates.begin())) before += (begin++)->p;
+    candidates.erase(begin, candidates.end());
+}
+
+}  // namespace
+
+int Law::find(int token) const {
+    if (ids.empty()) return token < size() ? token : -1;
+    const auto place = std::lower_bound(ids.begin(), ids.end(), token);
+    return place != ids.end() && *place == token ? int(place - ids.begin()) : -1;
+}
+
+Sampler::Sampler(const KernelSet& kernels, SamplingFields fields, std::vector<int32_t> eos_ids, int vocab_size, int vocab_limit,
+                 uint64_t seed, int choice, bool block)
+    : kernels_(kernels),
+      fields_(std::move(fields)),
+      vocab_size_(vocab_size),
+      vocab_limit_(std::min(vocab_limit, vocab_size)),
+      seed_(seed),
+      choice_(uint32_t(choice)),
+      block_(block) {
+    if (vocab_size < 1 || vocab_limit < 1) throw std::invalid_argument("a vocabulary needs at least one token");
+    for (const auto& [token, bias] : fields_.logit_bias) check_token(token, "logit_bias");
+    for (int32_t id : eos_ids) {
+        if (id >= 0 && id < vocab_size) eos_ids_.push_back(id);
+    }
+    has_penalties_ = fields_.presence_penalty != 0 || fields_.frequency_penalty != 0 || fields_.repetition_penalty != 1;
+}
+
+void Sampler::check_token(int token, const char* what) const {
+    if (token < 0 || token >= vocab_size_)
+        throw std::invalid_argument(std::string(what) + ": token id " + std::to_string(token) + " is outside the vocabulary of " +
+                                    std::to_string(vocab_size_));
+}
+
+void Sampler::count(int token, int by, bool in_prompt) {
+    const auto [place, is_new] = occurrence_of_.try_emplace(token, int32_t(occurrences_.size()));
+    if (is_new) occurrences_.push_back({token, 0, false});
+    Occurrence& occurrence = occurrences_[place->second];
+    occurrence.in_output += by;
+    occurrence.in_prompt |= in_prompt;
+}
+
+void Sampler::add_prompt(const std::vector<int32_t>& tokens) {
+    for (int32_t token : tokens) check_token(token, "prompt");
+    position_ += uint32_t(tokens.size());
+    if (fields_.repetition_penalty == 1) return;
+    for (int32_t token : tokens) count(token, 0, true);
+}
+
+void Sampler::extend(const std::vector<int32_t>& tokens) {
+    for (int32_t token : tokens) check_token(token, "a committed token");
+    position_ += uint32_t(tokens.size());
+    num_output_ += int(tokens.size());
+    if (!has_penalties_) return;
+    for (int32_t token : tokens) count(token, 1, false);
+}
+
+NoiseKey Sampler::noise_key(Stream stream, int depth, uint32_t pass) const {
+    return {{position_ + uint32_t(depth), choice_ << 8 | stream, pass}, {uint32_t(seed_), uint32_t(seed_ >> 32)}};
+}
+
+double Sampler::uniform(Stream stream, int depth, int index) const {
+    const PhiloxWords words = philox(uint32_t(index), noise_key(stream, depth, num_passes_));
+    return (double(words.word[0] >> 5) * 0x1p26 + double(words.word[1] >> 6)) * 0x1p-53;
+}
+
+// The row after bias, the end-of-text mask and penalties, as they stand after `path`.
+const float* Sampler::adjust(const float* logits, int width, const std::vector<int32_t>& path) {
+    const bool too_short = num_output_ + int(path.size()) < fields_.min_tokens && !eos_ids_.empty();
+    if (fields_.logit_bias.empty() && !too_short && !has_penalties_) return logits;
+    adjusted_.assign(logits, logits + width);
+    for (const auto& [token, bias] : fields_.logit_bias) {
+        if (token < width) adjusted_[token] += bias;
+    }
+    if (too_short) {
+        for (int32_t token : eos_ids_) {
+            if (token < width) adjusted_[token] = -INFINITY;
+        }
+    }
+    if (!has_penalties_) return adjusted_.data();
+    for (int32_t token : path) count(token, 1, false);
+    for (const Occurrence& occurrence : occurrences_) {
+        if (occurrence.token >= width || (occurrence.in_output == 0 && !occurrence.in_prompt)) continue;
+        double x = adjusted_[occurrence.token];
+        x = x > 0 ? x / fields_.repetition_penalty : x * fields_.repetition_penalty;
+        x -= fields_.frequency_penalty * occurrence.in_output;
+        if (occurrence.in_output > 0) x -= fields_.presence_penalty;
+        adjusted_[occurrence.token] = float(x);
+    }
+    for (int32_t token : path) count(token, -1, false);
+    return adjusted_.data();
+}
+
+static void check_best(float best) {
+    if (std::isnan(best) || best == INFINITY)
+        throw NumericalFault("the model produced logits that are not finite; its weights or its input are damaged");
+    if (best == -INFINITY) throw NumericalFault("no token is left to choose: every logit is -inf");
+}
+
+int Sampler::best_token(const float* adjusted, int width) const {
+    const int best = kernels_.argmax(adjusted, width);
+    check_best(best < 0 ? NAN : adjusted[best]);
+    return best;
+}
+
+// law_ becomes the law after `path`; greedy puts all on the argmax.
+void Sampler::process(const float* logits, int width, const std::vector<int32_t>& path) {
+    const float* x = adjust(logits, width, path);
+    if (is_greedy()) {
+        law_.ids = {best_token(x, width)};
+        law_.p = {1.0f};
+        law_.sum = 1.0;
+        return;
+    }
+    const float max = kernels_.max_value(x, width);
+    check_best(max);
+    // A smaller temperature than this separates any two different floats already.
+    const float inv_temperature = float(std::min(1.0 / fields_.temperature, 1e30));
+    const bool cuts_k = fields_.top_k > 0 && fields_.top_k < width;
+    if (fields_.min_p > 0 || cuts_k || fields_.top_p < 1) {
+        filter(x, width, max, inv_temperature);
+        return;
+    }
+    law_.ids.clear();
+    law_.p.resize(width);
+    law_.sum = kernels_.exp_sum(x, max, inv_temperature, width, law_.p.data());
+}
+
+// Min-p, top-k and top-p on the few tokens that can pass them: first all within a distance of the best, more if these do
+// not suffice.
+void Sampler::filter(const float* x, int width, float max, float inv_temperature) {
+    const bool cuts_k = fields_.top_k > 0 && fields_.top_k < width;
+    double total = 0;  // what top-p is a share of, where neither min-p nor top-k came before
+    if (!(fields_.min_p > 0) && !cuts_k) {
+        law_.p.resize(width);
+        total = kernels_.exp_sum(x, max, inv_temperature, width, law_.p.data());
+    }
+    std::vector<double> distances;  // in units of the temperature
+    if (fields_.min_p > 0) distances = {1e-3 - log_double(std::max(fields_.min_p, DBL_MIN))};
+    else distances = {8.0, 16.0, INFINITY};
+
+    std::vector<int32_t>& ids = gathered_;
+    std::vector<float> values, weights;
+    std::vector<Candidate> candidates;
+    for (const double distance : distances) {
+        const double lowest = std::max(max - distance / inv_temperature, -double(FLT_MAX));
+        ids.resize(width);
+        const int count = kernels_.gather(x, width, std::nextafterf(float(lowest), -FLT_MAX), ids.data());
+        values.resize(count);
+        weights.resize(count);
+        for (int i = 0; i < count; ++i) values[i] = x[ids[i]];
+        const double mass = kernels_.exp_sum(values.data(), max, inv_temperature, count, weights.data());
+        if (distance != distances.back() && (cuts_k ? count < fields_.top_k : mass < fields_.top_p * total)) continue;
+        for (int i = 0; i < count; ++i) {
+            if (weights[i] >= fields_.min_p) candidates.push_back({ids[i], values[i], weights[i]});
+        }
+        break;
+    }
+    if (cuts_k) keep_top_k(candidates, fields_.top_k);
+    if (fields_.top_p < 1) {
+        if (!(total > 0)) {
+            for (const Candidate& c : candidates) total += c.p;
+        }
+        keep_mass(candidates, fields_.top_p * total);
+    }
+    std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    law_.ids.clear();
+    law_.p.clear();
+    law_.sum = 0;
+    if (candidates.size() * 16 > size_t(width)) {  // many: keep them in their places
+        law_.p.assign(width, 0.0f);
+        for (const Candidate& c : candidates) law_.p[c.id] = c.p;
+    } else {
+        for (const Candidate& c : candidates) {
+            law_.ids.push_back(c.id);
+            law_.p.push_back(c.p);
+        }
+    }
+    for (const Candidate& c : candidates) law_.sum += c.p;
+}
+
+int Sampler::race(const Law& law, const NoiseKey& key) const {
+    if (law.ids.empty()) return kernels_.race(law.p.data(), law.size(), key);
+    double best = INFINITY;
+    int winner = -1;
+    for (int i = 0; i < law.size(); ++i) {
+        if (!(law.p[i] > 0)) continue;
+        const double time = exponential(token_word(law.ids[i], key)) / law.p[i];
+        if (time < best) {
+            best = time;
+            winner = law.ids[i];
+        }
+    }
+    return winner;
+}
+
+// The target's own choice after `path`: what plain decoding takes at that position. Leaves the law in law_ unless greedy.
+int Sampler::sample_target(const float* logits, int width, const std::vector<int32_t>& path) {
+    if (is_greedy()) return best_token(adjust(logits, width, path), width);
+    process(logits, width, path);
+    return race(law_, noise_key(kTarget, int(path.size()), 0));
+}
+
+Drawn Sampler::draw(const float* logits, int width, const std::vector<int32_t>& path, float* probs, int probs_width) {
+    for (int32_t token : path) check_token(token, "path");
+    if (width < 1) throw std::invalid_argument("logits are empty");
+    width = std::min(width, vocab_limit_);
+    if (probs && probs_width < width)
+        throw std::invalid_argument("a buffer of " + std::to_string(probs_width) + " probabilities is too narrow for " +
+                                    std::to_string(width) + " logits");
+    if (is_greedy()) {
+        const float* x = adjust(logits, width, path);
+        const int token = best_token(x, width);
+        law_.p.resize(width);
+        const double sum = kernels_.exp_sum(x, x[token], 1.0f, width, law_.p.data());
+        if (probs) {
+            std::fill(probs, probs + probs_width, 0.0f);
+            probs[token] = 1.0f;
+        }
+        return {token, 1.0 / sum};
+    }
+    if (!probs) {
+        const int token = sample_target(logits, width, path);
+        return {token, law_.p[law_.find(token)] / law_.sum};
+    }
+    process(logits, width, path);
+    std::fill(probs, probs + probs_width, 0.0f);
+    for (int i = 0; i < law_.size(); ++i) probs[law_.id(i)] = float(law_.p[i] / law_.sum);
+    // The law is what the buffer holds, after rounding.
+    const int place =
+        draw_in_proportion(law_.size(), [&](int i) { return double(probs[law_.id(i)]); }, uniform(kDraft, int(path.size()), 0));
+    return {law_.id(place), law_.p[place] / law_.sum};
+}
+
+Outcome Sampler::verify(const float* logits, const DraftArrays& draft) {
+    const int n = int(draft.tokens.size());
+    if (draft.parents.size() != draft.tokens.size()) throw std::invalid_argument("a draft needs one parent a token");
+    bool is_chain = true;
+    for (int i = 0; i < n; ++i) {
+        check_token(draft.tokens[i], "draft");
+        if (draft.parents[i] < -1 || draft.parents[i] >= i)
+            throw std::invalid_argument("parents[" + std::to_string(i) + "] is " + std::to_string(draft.parents[i]) +
+                                        "; a parent comes before its child, and -1 is the root");
+        is_chain &= draft.parents[i] == i - 1;
+    }
+    Outcome outcome = !draft.probs || n == 0 ? walk(logits, draft)
+                      : block_ && is_chain   ? block_test(logits, draft)
+                                             : ratio_test(logits, draft);
+    ++num_passes_;
+    return outcome;
+}
+
+// Sample the target at the node, step to the child that equals the sample.
+Outcome Sampler::walk(const float* logits, const DraftArrays& draft) {
+    const auto children = children_of(draft.parents);
+    Outcome outcome{{}, 0};
+    std::vector<int32_t> path;
+    for (int row = 0;;) {
+        outcome.token = sample_target(logits + size_t(row) * vocab_size_, vocab_limit_, path);
+        int next = -1;
+        for (int child : children[row]) {
+            if (draft.tokens[child] == outcome.token && next < 0) next = child;
+        }
+        if (next < 0) return outcome;
+        outcome.accepted.push_back(next);
+        path.push_back(outcome.token);
+        row = 1 + next;
+    }
+}
+
+// Leviathan et al. 2023; several children of a node are tested in turn (recursive rejection).
+Outcome Sampler::ratio_test(const float* logits, const DraftArrays& draft) {
+    const auto children = children_of(draft.parents);
+    Outcome outcome{{}, 0};
+    std::vector<int32_t> path;
+    std::vector<double> left, excess;  // what is left of the law after the rejections at this node; empty: all
+    for (int row = 0;;) {
+        process(logits + size_t(row) * vocab_size_, vocab_limit_, path);
+        const int depth = int(path.size());
+        left.clear();
+        double sum = law_.sum;
+        auto weight = [&](int i) { return left.empty() ? double(law_.p[i]) : left[i]; };
+        int next = -1;
+        for (int child : children[row]) {
+            const DraftLaw q(draft, child, vocab_size_);
+            const int token = draft.tokens[child], place = law_.find(token);
+            const double p = place < 0 ? 0.0 : weight(place) / sum;
+            if (uniform(kAccept, depth, child) * q(token) < p) {
+                next = child;
+                break;
+            }
+            excess.resize(law_.size());
+            double rest = 0;
+            for (int i = 0; i < law_.size(); ++i) rest += excess[i] = positive(weight(i) / sum - q(law_.id(i)));
+            if (!(rest > 0)) continue;  // only rounding leaves no mass: go on with the law as it is
+            left.swap(excess);
+            sum = rest;
+        }
+        if (next < 0) {
+            const int place = draw_in_proportion(law_.size(), weight, uniform(kResidual, 0, 0));
+            outcome.token = law_.id(place);
+            return outcome;
+        }
+        outcome.accepted.push_back(next);
+        path.push_back(draft.tokens[next]);
+        row = 1 + next;
+    }
+}
+
+// Sun et al. 2025: the longest prefix that passes, not the first failure.
+Outcome Sampler::block_test(const float* logits, const DraftArrays& draft) {
+    const int n = int(draft.tokens.size());
+    std::vector<int32_t> path;
+    int num_accepted = 0;
+    double rho = 1.0, rho_accepted = 1.0;
+    for (int i = 0; i < n; ++i) {
+        const int token = draft.tokens[i];
+        process(logits + size_t(i) * vocab_size_, vocab_limit_, path);
+        const DraftLaw q(draft, i, vocab_size_);
+        if (i > 0) {  // does the prefix of i tokens pass?
+            double mass = 0;
+            const double scale = rho / law_.sum;
+            for (int j = 0; j < law_.size(); ++j) mass += positive(scale * law_.p[j] - q(law_.id(j)));
+            const double all = mass + 1.0 - rho;
+            if (uniform(kAccept, i - 1, i - 1) < (all > 0 ? mass / all : 1.0)) {
+                num_accepted = i;
+                rho_accepted = rho;
+            }
+        }
+        const int place = law_.find(token);
+        const double p = place < 0 ? 0.0 : law_.p[place] / law_.sum, drafted = q(token);
+        if (p == 0) rho = 0;
+        else if (rho > 0) rho = drafted > 0 ? std::min(1.0, rho * (p / drafted)) : 1.0;
+        path.push_back(token);
+    }
+    if (uniform(kAccept, n - 1, n - 1) < rho) num_accepted = n;
+
+    Outcome outcome{{}, 0};
+    for (int i = 0; i < num_accepted; ++i) outcome.accepted.push_back(i);
+    path.resize(num_accepted);
+    process(logits + size_t(num_accepted) * vocab_size_, vocab_limit_, path);
+    int place = -1;
+    if (num_accepted < n) {
+        const DraftLaw q(draft, num_accepted, vocab_size_);
+        const double scale = rho_accepted / law_.sum;
+        place =
+            draw_in_proportion(law_.size(), [&](int j) { return positive(scale * law_.p[j] - q(law_.id(j))); }, uniform(kResidual, 0, 0));
+    }
+    if (place < 0) place = draw_in_proportion(law_.size(), [&](int j) { return double(law_.p[j]); }, uniform(kResidual, 0, 0));
+    outcome.token = law_.id(place);
+    return outcome;
+}
+
+TokenScores Sampler::logprobs(const float* logits, int token, int num_top) {
+    check_token(token, "token");
+    const float max = kernels_.max_value(logits, vocab_size_);
+    check_best(max);
+    law_.p.resize(vocab_size_);
+    const double log_sum = log_double(kernels_.exp_sum(logits, max, 1.0f, vocab_size_, law_.p.data()));
+    auto logprob = [&](int id) { return double(logits[id]) - max - log_sum; };
+    std::vector<int32_t> best;  // sorted, greatest first
+    num_top = std::min(num_top, vocab_size_);
+    for (int id = 0; id < vocab_size_ && num_top > 0; ++id) {
+        if (int(best.size()) == num_top && !(logits[id] > logits[best.back()])) continue;
+        if (int(best.size()) == num_top) best.pop_back();
+        best.insert(std::upper_bound(best.begin(), best.end(), id, [&](int a, int b) { return logits[a] > logits[b]; }), id);
+    }
+    TokenScores scores{logprob(token), {}};
+    for (int32_t id : best) scores.top.emplace_back(id, logprob(id));
+    return scores;
+}
+
+}  // namespace foredraft
