@@ -88,26 +88,34 @@ struct GroupInputs {
     const int32_t* code_sums;
 };
 
+// Each integer format says how a group of B neighbouring blocks is loaded and how one row's group is added to B sums.
+
 // w = d (code - zero).
 template <int kBits>
 struct Symmetric {
     static constexpr int kCodeBytes = 64 * kBits, kGroups = 2, kUnitBytes = 2 * (32 + kCodeBytes);
-    struct Unit {};
+    template <int B>
     struct Group {
-        u8x64 w[8];
-        f32x16 d;
+        u8x64 w[B][8];
+        f32x16 d[B];
     };
-    static inline Unit unit(const uint8_t*) { return {}; }
-    static inline void load(const uint8_t* p, Unit, int g, Group& out) {
-        unpack<kBits>(p + 64 + g * kCodeBytes, out.w);
-        out.d = f32_load_f16((const uint16_t*)(p + 32 * g));
+    template <int B>
+    static inline void load(const uint8_t* p, int g, int b, Group<B>& out) {
+        unpack<kBits>(p + 64 + g * kCodeBytes, out.w[b]);
+        out.d[b] = f32_load_f16((const uint16_t*)(p + 32 * g));
     }
-    static inline f32x16 add(const Group& w, const GroupInputs& x, f32x16 acc) {
+    template <int B>
+    static inline void add(const Group<B>& w, const GroupInputs& x, f32x16* acc) {
         const int32_t sum = x.code_sums[0] + x.code_sums[1];
-        i32x16 dot;
-        if constexpr (kBits == 8) dot = i32_dot_s8<8>(w.w, x.codes, sum);
-        else dot = i32_dot<kBits, 8>(i32_set(-(1 << (kBits - 1)) * sum), w.w, x.codes);
-        return f32_fma(f32_mul(w.d, f32_set(x.scale)), f32_from_i32(dot), acc);
+        i32x16 dot[B];
+        if constexpr (kBits == 8) {
+            i32_dot_s8<8, B>(dot, w.w, x.codes, sum);
+        } else {
+            for (int b = 0; b < B; ++b) dot[b] = i32_set(-(1 << (kBits - 1)) * sum);
+            i32_dot<kBits, 8, B>(dot, w.w, 0, x.codes);
+        }
+        const f32x16 scale = f32_set(x.scale);
+        for (int b = 0; b < B; ++b) acc[b] = f32_fma(f32_mul(w.d[b], scale), f32_from_i32(dot[b]), acc[b]);
     }
 };
 
@@ -115,116 +123,128 @@ struct Symmetric {
 template <int kBits>
 struct Affine {
     static constexpr int kCodeBytes = 64 * kBits, kGroups = 1, kUnitBytes = 64 + kCodeBytes;
-    struct Unit {};
+    template <int B>
     struct Group {
-        u8x64 w[8];
-        f32x16 d, m;
+        u8x64 w[B][8];
+        f32x16 d[B], m[B];
     };
-    static inline Unit unit(const uint8_t*) { return {}; }
-    static inline void load(const uint8_t* p, Unit, int, Group& out) {
-        unpack<kBits>(p + 64, out.w);
-        out.d = f32_load_f16((const uint16_t*)p);
-        out.m = f32_load_f16((const uint16_t*)(p + 32));
+    template <int B>
+    static inline void load(const uint8_t* p, int, int b, Group<B>& out) {
+        unpack<kBits>(p + 64, out.w[b]);
+        out.d[b] = f32_load_f16((const uint16_t*)p);
+        out.m[b] = f32_load_f16((const uint16_t*)(p + 32));
     }
-    static inline f32x16 add(const Group& w, const GroupInputs& x, f32x16 acc) {
-        const i32x16 dot = i32_dot<kBits, 8>(i32_zero(), w.w, x.codes);
-        acc = f32_fma(f32_mul(w.d, f32_set(x.scale)), f32_from_i32(dot), acc);
-        return f32_fma(w.m, f32_set(x.sum), acc);
+    template <int B>
+    static inline void add(const Group<B>& w, const GroupInputs& x, f32x16* acc) {
+        i32x16 dot[B];
+        for (int b = 0; b < B; ++b) dot[b] = i32_zero();
+        i32_dot<kBits, 8, B>(dot, w.w, 0, x.codes);
+        const f32x16 scale = f32_set(x.scale), sum = f32_set(x.sum);
+        for (int b = 0; b < B; ++b) {
+            acc[b] = f32_fma(f32_mul(w.d[b], scale), f32_from_i32(dot[b]), acc[b]);
+            acc[b] = f32_fma(w.m[b], sum, acc[b]);
+        }
     }
 };
 
-// w = d sc code - m mn, eight groups sharing d and m.
+// w = d sc code - m mn, eight groups sharing d and m. The minimum is kept with its sign turned.
 template <int kBits>
-struct SuperAffine {
+struct SuperAffine : Affine<kBits> {
     static constexpr int kCodeBytes = 64 * kBits, kGroups = 8, kUnitBytes = 8 * (kCodeBytes + 32) + 64;
-    struct Unit {
-        f32x16 d, m;
-    };
-    struct Group {
-        u8x64 w[8];
-        f32x16 d, m;
-    };
-    static inline Unit unit(const uint8_t* p) {
-        const uint16_t* halves = (const uint16_t*)(p + 8 * (kCodeBytes + 32));
-        return {f32_load_f16(halves), f32_load_f16(halves + 16)};
-    }
-    static inline void load(const uint8_t* p, Unit u, int g, Group& out) {
-        unpack<kBits>(p + g * kCodeBytes, out.w);
+    template <int B>
+    using Group = typename Affine<kBits>::template Group<B>;
+    template <int B>
+    static inline void load(const uint8_t* p, int g, int b, Group<B>& out) {
+        unpack<kBits>(p + g * kCodeBytes, out.w[b]);
         const uint8_t* sc = p + 8 * kCodeBytes + 16 * g;
-        out.d = f32_mul(u.d, f32_from_i32(i32_load_u8(sc)));
-        out.m = f32_mul(u.m, f32_from_i32(i32_load_u8(sc + 128)));
-    }
-    static inline f32x16 add(const Group& w, const GroupInputs& x, f32x16 acc) {
-        const i32x16 dot = i32_dot<kBits, 8>(i32_zero(), w.w, x.codes);
-        acc = f32_fma(f32_mul(w.d, f32_set(x.scale)), f32_from_i32(dot), acc);
-        return f32_fnma(w.m, f32_set(x.sum), acc);
+        const uint16_t* halves = (const uint16_t*)(p + 8 * (kCodeBytes + 32));
+        out.d[b] = f32_mul(f32_load_f16(halves), f32_from_i32(i32_load_u8(sc)));
+        out.m[b] = f32_fnma(f32_load_f16(halves + 16), f32_from_i32(i32_load_u8(sc + 128)), f32_zero());
     }
 };
 
 // w = d sc (code - 32), a scale for each half group.
 struct SuperSymmetric6 {
     static constexpr int kCodeBytes = 384, kGroups = 8, kUnitBytes = 8 * (kCodeBytes + 32) + 32;
-    struct Unit {
-        f32x16 d;
-    };
+    template <int B>
     struct Group {
-        u8x64 w[8];
-        f32x16 d, s0, s1;
+        u8x64 w[B][8];
+        f32x16 d0[B], d1[B];
     };
-    static inline Unit unit(const uint8_t* p) { return {f32_load_f16((const uint16_t*)(p + 8 * (kCodeBytes + 32)))}; }
-    static inline void load(const uint8_t* p, Unit u, int g, Group& out) {
-        unpack<6>(p + g * kCodeBytes, out.w);
+    template <int B>
+    static inline void load(const uint8_t* p, int g, int b, Group<B>& out) {
+        unpack<6>(p + g * kCodeBytes, out.w[b]);
         const int8_t* sc = (const int8_t*)(p + 8 * kCodeBytes + 32 * g);
-        out.d = u.d;
-        out.s0 = f32_from_i32(i32_load_i8(sc));
-        out.s1 = f32_from_i32(i32_load_i8(sc + 16));
+        const f32x16 d = f32_load_f16((const uint16_t*)(p + 8 * (kCodeBytes + 32)));
+        out.d0[b] = f32_mul(d, f32_from_i32(i32_load_i8(sc)));
+        out.d1[b] = f32_mul(d, f32_from_i32(i32_load_i8(sc + 16)));
     }
-    static inline f32x16 add(const Group& w, const GroupInputs& x, f32x16 acc) {
-        const i32x16 a = i32_dot<6, 4>(i32_set(-32 * x.code_sums[0]), w.w, x.codes);
-        const i32x16 b = i32_dot<6, 4>(i32_set(-32 * x.code_sums[1]), w.w + 4, x.codes + 16);
-        // Both products and their sum stay below 2^24, so this is integer arithmetic.
-        const f32x16 both = f32_fma(w.s0, f32_from_i32(a), f32_mul(w.s1, f32_from_i32(b)));
-        return f32_fma(f32_mul(w.d, f32_set(x.scale)), both, acc);
+    template <int B>
+    static inline void add(const Group<B>& w, const GroupInputs& x, f32x16* acc) {
+        i32x16 dot0[B], dot1[B];
+        for (int b = 0; b < B; ++b) {
+            dot0[b] = i32_set(-32 * x.code_sums[0]);
+            dot1[b] = i32_set(-32 * x.code_sums[1]);
+        }
+        i32_dot<6, 4, B>(dot0, w.w, 0, x.codes);
+        i32_dot<6, 4, B>(dot1, w.w, 4, x.codes + 16);
+        const f32x16 scale = f32_set(x.scale);
+        for (int b = 0; b < B; ++b) {
+            const f32x16 both = f32_fma(w.d0[b], f32_from_i32(dot0[b]), f32_mul(w.d1[b], f32_from_i32(dot1[b])));
+            acc[b] = f32_fma(scale, both, acc[b]);
+        }
     }
 };
 
 // How far ahead of the codes memory is asked for: enough to cover its latency at full bandwidth.
-constexpr int kPrefetchBytes = 4096;
+constexpr int kPrefetchBytes = 8192;
 
 static inline void prefetch(const uint8_t* p, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + kPrefetchBytes + i, 0, 3);
 }
 
-// M rows from row0 on, one block of channels. The codes of a group are unpacked once, for all rows.
-template <class F, int M>
-static void integer_tile(const uint8_t* p, const ActivationRows& x, int row0, float* y, size_t ldy) {
-    f32x16 acc[M];
-    for (int m = 0; m < M; ++m) acc[m] = f32_zero();
+// Rows in runs whose codes stay in the second cache and whose sums stay in the first.
+constexpr int kRowRun = 64;
+
+// Rows row0 .. row0 + rows - 1 times B neighbouring blocks. The codes of a group are unpacked once, for all rows.
+template <class F, int B>
+static void integer_run(const uint8_t* p, size_t block_bytes, const ActivationRows& x, int row0, int rows, float* y, size_t ldy) {
+    f32x16 acc[kRowRun][B];
+    for (int m = 0; m < rows; ++m)
+        for (int b = 0; b < B; ++b) acc[m][b] = f32_zero();
     const int num_groups = x.k / kGroup;
-    size_t at = size_t(row0);
-    for (int g0 = 0; g0 < num_groups; g0 += F::kGroups, p += F::kUnitBytes) {
-        const auto unit = F::unit(p);
-        const int groups = F::kGroups == 2 && g0 + 1 == num_groups ? 1 : F::kGroups;
-        for (int g = 0; g < groups; ++g, at += size_t(x.rows)) {
-            prefetch(p + g * (F::kUnitBytes / F::kGroups), F::kUnitBytes / F::kGroups);
-            typename F::Group w;
-            F::load(p, unit, g, w);
-            for (int m = 0; m < M; ++m) {
-                const size_t i = at + m;
-                acc[m] = F::add(w, {x.codes + i * kGroup, x.scales[i], x.sums[i], x.code_sums + 2 * i}, acc[m]);
-            }
+    for (int group = 0, g = 0; group < num_groups; ++group) {
+        typename F::template Group<B> w;
+        for (int b = 0; b < B; ++b) {
+            const uint8_t* block = p + b * block_bytes;
+            F::load(block, g, b, w);
+            prefetch(block + g * (F::kUnitBytes / F::kGroups), F::kUnitBytes / F::kGroups);
+        }
+        const size_t at = size_t(group) * x.rows + row0;
+        const int8_t* codes = x.codes + at * kGroup;
+        const float *scales = x.scales + at, *sums = x.sums + at;
+        const int32_t* code_sums = x.code_sums + 2 * at;
+        for (int m = 0; m < rows; ++m) F::add(w, {codes + m * kGroup, scales[m], sums[m], code_sums + 2 * m}, acc[m]);
+        if (++g == F::kGroups) {
+            g = 0;
+            p += F::kUnitBytes;
         }
     }
-    for (int m = 0; m < M; ++m) f32_store(y + (row0 + m) * ldy, acc[m]);
+    for (int m = 0; m < rows; ++m)
+        for (int b = 0; b < B; ++b) f32_store(y + (row0 + m) * ldy + b * kChannels, acc[m][b]);
 }
 
 template <class F>
-struct IntegerTiles {
-    template <int M>
-    static void run(const uint8_t* p, const ActivationRows& x, int row0, float* y, size_t ldy) {
-        integer_tile<F, M>(p, x, row0, y, ldy);
+static void matmul_integer(const PackedMatrix& w, const ActivationRows& x, float* y, size_t ldy, int block_begin, int block_end) {
+    for (int row = 0; row < x.rows; row += kRowRun) {
+        const int rows = x.rows - row < kRowRun ? x.rows - row : kRowRun;
+        int b = block_begin;
+        for (; block_end - b >= kBlocksAtOnce; b += kBlocksAtOnce)
+            integer_run<F, kBlocksAtOnce>(w.data + size_t(b) * w.block_bytes, w.block_bytes, x, row, rows, y + size_t(b) * kChannels, ldy);
+        for (; b < block_end; ++b)
+            integer_run<F, 1>(w.data + size_t(b) * w.block_bytes, w.block_bytes, x, row, rows, y + size_t(b) * kChannels, ldy);
     }
-};
+}
 
 static inline f32x16 load_weights(const float* p) { return f32_load(p); }
 struct HalfWeights {
@@ -236,86 +256,60 @@ struct BrainWeights {
 static inline f32x16 load_weights(const HalfWeights* p) { return f32_load_f16(&p->bits); }
 static inline f32x16 load_weights(const BrainWeights* p) { return f32_load_bf16(&p->bits); }
 
-template <class T>
-struct FloatTiles {
-    template <int M>
-    static void run(const uint8_t* p, const ActivationRows& x, int row0, float* y, size_t ldy) {
-        f32x16 acc[M];
-        const float* values[M];
-        for (int m = 0; m < M; ++m) {
-            acc[m] = f32_zero();
-            values[m] = x.values + size_t(row0 + m) * x.k;
-        }
-        for (int i = 0; i < x.k; ++i, p += kChannels * sizeof(T)) {
-            __builtin_prefetch(p + kPrefetchBytes, 0, 3);
-            const f32x16 w = load_weights((const T*)p);
-            for (int m = 0; m < M; ++m) acc[m] = f32_fma(w, f32_set(values[m][i]), acc[m]);
-        }
-        for (int m = 0; m < M; ++m) f32_store(y + (row0 + m) * ldy, acc[m]);
+template <class T, int M>
+static void float_tile(const uint8_t* p, const ActivationRows& x, int row0, float* y, size_t ldy) {
+    f32x16 acc[M];
+    const float* values[M];
+    for (int m = 0; m < M; ++m) {
+        acc[m] = f32_zero();
+        values[m] = x.values + size_t(row0 + m) * x.k;
     }
-};
+    for (int i = 0; i < x.k; ++i, p += kChannels * sizeof(T)) {
+        __builtin_prefetch(p + kPrefetchBytes, 0, 3);
+        const f32x16 w = load_weights((const T*)p);
+        for (int m = 0; m < M; ++m) acc[m] = f32_fma(w, f32_set(values[m][i]), acc[m]);
+    }
+    for (int m = 0; m < M; ++m) f32_store(y + (row0 + m) * ldy, acc[m]);
+}
 
-// Rows in runs whose codes stay in the second cache; within a run a block of weights is read from memory once and from
-// the first cache for each further tile.
-constexpr int kRowRun = 64;
-
-template <class Tiles>
-static void matmul_blocks(const PackedMatrix& w, const ActivationRows& x, float* y, size_t ldy, int block_begin, int block_end) {
-    for (int run = 0; run < x.rows; run += kRowRun) {
-        const int end = run + kRowRun < x.rows ? run + kRowRun : x.rows;
-        for (int b = block_begin; b < block_end; ++b) {
-            const uint8_t* p = w.data + size_t(b) * w.block_bytes;
-            float* out = y + size_t(b) * kChannels;
-            int row = run;
-            for (; end - row >= 16; row += 16) Tiles::template run<16>(p, x, row, out, ldy);
-            if (end - row >= 12) {
-                Tiles::template run<12>(p, x, row, out, ldy);
-                row += 12;
-            }
-            if (end - row >= 8) {
-                Tiles::template run<8>(p, x, row, out, ldy);
-                row += 8;
-            }
-            if (end - row >= 6) {
-                Tiles::template run<6>(p, x, row, out, ldy);
-                row += 6;
-            }
-            if (end - row >= 4) {
-                Tiles::template run<4>(p, x, row, out, ldy);
-                row += 4;
-            }
-            if (end - row >= 2) {
-                Tiles::template run<2>(p, x, row, out, ldy);
-                row += 2;
-            }
-            if (end - row >= 1) Tiles::template run<1>(p, x, row, out, ldy);
+template <class T>
+static void matmul_float(const PackedMatrix& w, const ActivationRows& x, float* y, size_t ldy, int block_begin, int block_end) {
+    for (int b = block_begin; b < block_end; ++b) {
+        const uint8_t* p = w.data + size_t(b) * w.block_bytes;
+        float* out = y + size_t(b) * kChannels;
+        int row = 0;
+        for (; x.rows - row >= 8; row += 8) float_tile<T, 8>(p, x, row, out, ldy);
+        if (x.rows - row >= 4) {
+            float_tile<T, 4>(p, x, row, out, ldy);
+            row += 4;
         }
+        for (; row < x.rows; ++row) float_tile<T, 1>(p, x, row, out, ldy);
     }
 }
 
 static void matmul(const PackedMatrix& w, const ActivationRows& x, float* y, size_t ldy, int block_begin, int block_end) {
     switch (w.format) {
         case Format::F32:
-            return matmul_blocks<FloatTiles<float>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_float<float>(w, x, y, ldy, block_begin, block_end);
         case Format::F16:
-            return matmul_blocks<FloatTiles<HalfWeights>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_float<HalfWeights>(w, x, y, ldy, block_begin, block_end);
         case Format::BF16:
-            return matmul_blocks<FloatTiles<BrainWeights>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_float<BrainWeights>(w, x, y, ldy, block_begin, block_end);
         case Format::Q4S:
-            return matmul_blocks<IntegerTiles<Symmetric<4>>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_integer<Symmetric<4>>(w, x, y, ldy, block_begin, block_end);
         case Format::Q4A:
-            return matmul_blocks<IntegerTiles<Affine<4>>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_integer<Affine<4>>(w, x, y, ldy, block_begin, block_end);
         case Format::Q5S:
-            return matmul_blocks<IntegerTiles<Symmetric<5>>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_integer<Symmetric<5>>(w, x, y, ldy, block_begin, block_end);
         case Format::Q5A:
-            return matmul_blocks<IntegerTiles<Affine<5>>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_integer<Affine<5>>(w, x, y, ldy, block_begin, block_end);
         case Format::Q8S:
-            return matmul_blocks<IntegerTiles<Symmetric<8>>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_integer<Symmetric<8>>(w, x, y, ldy, block_begin, block_end);
         case Format::Q4K:
-            return matmul_blocks<IntegerTiles<SuperAffine<4>>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_integer<SuperAffine<4>>(w, x, y, ldy, block_begin, block_end);
         case Format::Q5K:
-            return matmul_blocks<IntegerTiles<SuperAffine<5>>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_integer<SuperAffine<5>>(w, x, y, ldy, block_begin, block_end);
         case Format::Q6K:
-            return matmul_blocks<IntegerTiles<SuperSymmetric6>>(w, x, y, ldy, block_begin, block_end);
+            return matmul_integer<SuperSymmetric6>(w, x, y, ldy, block_begin, block_end);
     }
 }

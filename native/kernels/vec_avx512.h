@@ -102,12 +102,16 @@ static inline __m512i broadcast4(const int8_t* x) {
     std::memcpy(&w, x, 4);
     return _mm512_set1_epi32(w);
 }
-template <int kBits, int N>
-static inline i32x16 i32_dot(i32x16 acc, const u8x64* w, const int8_t* x) {
-    for (int j = 0; j < N; ++j) acc.v = _mm512_dpbusd_epi32(acc.v, w[j].v, broadcast4(x + 4 * j));
-    return acc;
+constexpr int kBlocksAtOnce = 2;
+template <int kBits, int N, int B>
+static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const int8_t* x) {
+    for (int j = 0; j < N; ++j) {
+        const __m512i four = broadcast4(x + 4 * j);
+        for (int b = 0; b < B; ++b) acc[b].v = _mm512_dpbusd_epi32(acc[b].v, w[b][first + j].v, four);
+    }
 }
-template <int N>
-static inline i32x16 i32_dot_s8(const u8x64* w, const int8_t* x, int32_t sum_x) {
-    return i32_dot<6, N>(i32_set(-128 * sum_x), w, x);
+template <int N, int B>
+static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], const int8_t* x, int32_t sum_x) {
+    for (int b = 0; b < B; ++b) out[b] = i32_set(-128 * sum_x);
+    i32_dot<6, N, B>(out, w, 0, x);
 }

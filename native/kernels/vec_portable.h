@@ -246,27 +246,31 @@ static inline u8x64 u8_shl16(u8x64 a) {
     }
     return a;
 }
-// Adds N lines of 4 inputs each; codes of kBits <= 6 bits, x in -127..127.
-template <int kBits, int N>
-static inline i32x16 i32_dot(i32x16 acc, const u8x64* w, const int8_t* x) {
+
+// Blocks of 16 channels that a product takes together: 2 where registers hold the lines of both.
+constexpr int kBlocksAtOnce = 1;
+// Adds N lines from line `first` on, for B blocks; codes of kBits <= 6 bits, x in -127..127.
+template <int kBits, int N, int B>
+static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const int8_t* x) {
     static_assert(kBits <= 6);
-    for (int j = 0; j < N; ++j) FD_EACH(c) {
-            int32_t s = 0;
-            for (int i = 0; i < 4; ++i) s += int32_t(w[j].byte[4 * c + i]) * x[4 * j + i];
-            acc.lane[c] += s;
-        }
-    return acc;
+    for (int b = 0; b < B; ++b)
+        for (int j = 0; j < N; ++j) FD_EACH(c) {
+                int32_t s = 0;
+                for (int i = 0; i < 4; ++i) s += int32_t(w[b][first + j].byte[4 * c + i]) * x[4 * j + i];
+                acc[b].lane[c] += s;
+            }
 }
-// The same for 8-bit codes, unsigned bytes that stand for w - 128; sum_x is the sum of these 4N inputs, for sets whose
-// instruction multiplies the unsigned byte.
-template <int N>
-static inline i32x16 i32_dot_s8(const u8x64* w, const int8_t* x, int32_t /*sum_x*/) {
-    i32x16 acc = i32_zero();
-    for (int j = 0; j < N; ++j) FD_EACH(c) {
-            int32_t s = 0;
-            for (int i = 0; i < 4; ++i) s += (int32_t(w[j].byte[4 * c + i]) - 128) * x[4 * j + i];
-            acc.lane[c] += s;
-        }
-    return acc;
+// Sets sums of N lines of 8-bit codes, unsigned bytes that stand for w - 128; sum_x is the sum of these 4N inputs, for
+// sets whose instruction multiplies the unsigned byte.
+template <int N, int B>
+static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], const int8_t* x, int32_t /*sum_x*/) {
+    for (int b = 0; b < B; ++b) {
+        out[b] = i32_zero();
+        for (int j = 0; j < N; ++j) FD_EACH(c) {
+                int32_t s = 0;
+                for (int i = 0; i < 4; ++i) s += (int32_t(w[b][j].byte[4 * c + i]) - 128) * x[4 * j + i];
+                out[b].lane[c] += s;
+            }
+    }
 }
 #undef FD_EACH
