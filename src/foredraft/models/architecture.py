@@ -37,7 +37,7 @@ class Rope:
     theta: float
     factor: float = 1.0
 
-    def frequencies(self, head_dim: int, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float64]:
+    def frequencies(self, head_dim: int, divisors: NDArray[np.floating[Any]] | None = None) -> NDArray[np.float64]:
         """[head_dim / 2] radians a position."""
         exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         frequencies: NDArray[np.float64] = self.theta**-exponents / self.factor
