@@ -82,7 +82,7 @@ def test_closing_a_stream_gives_everything_back() -> None:
     stream = gen.stream([PROMPT, "another one"], LONG)
     next(stream)
     stream.close()
-    assert gen.engine.scheduler.num_unfinished == 0
+    assert gen.engine.scheduler.unfinished() == []
     gen.engine.check_integrity()
     assert gen.generate(PROMPT, LONG)[0].token_ids == generator().generate(PROMPT, LONG)[0].token_ids
 

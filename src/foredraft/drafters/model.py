@@ -175,7 +175,7 @@ class _Chain:
 
 
 class _Head:
-    """The output head cut to the `size` lowest ids (a byte-level BPE's most frequent merges) and the texts' own tokens."""
+    """The output head cut to the `size` lowest ids (of a byte-level BPE the most frequent) and the texts' own."""
 
     def __init__(self, model: LanguageModel, size: int) -> None:
         self._model = model

@@ -102,8 +102,8 @@ class Controller:
     def _log_off(self, seq: Sequence, drafter: Drafter, record: _Record, pass_s: SequenceOf[float]) -> None:
         k = min(PROBE_LENGTH, len(pass_s) - 1)
         logger.info(
-            "request %d: %s is off, it does not pay here: %.2f tokens a pass expected with %d drafted, at %.2f x the time "
-            "of a plain pass; next try in %d tokens",
+            "request %d: %s is off, it does not pay here: %.2f tokens a pass expected with %d drafted, at %.2f x the "
+            "time of a plain pass; next try in %d tokens",
             seq.request_id,
             drafter.name,
             expected_tokens(record.acceptance(k)),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Generator as Stream
 from collections.abc import Sequence as SequenceOf
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foredraft.algo.sampler import RejectionMethod, make_sampler
 from foredraft.drafters.base import Drafter
@@ -24,8 +25,12 @@ from foredraft.models.base import BLOCK_SIZE, LanguageModel, TextTokenizer
 from foredraft.models.chat_template import render_chat
 from foredraft.types import MAX_DRAFT, Chunk, Completion, SamplingParams, Usage
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 Prompt = str | SequenceOf[int]
 Message = Mapping[str, Any]
+ChunkStream = Stream[Chunk, None, None]
 
 DEFAULT_MAX_DRAFT = 16
 
@@ -84,7 +89,7 @@ class Generator:
         done.sort(key=lambda chunk: (chunk.request_id, chunk.index))
         return [chunk.completion for chunk in done if chunk.completion is not None]
 
-    def stream(self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None) -> ChunkStream:
         """The same, as it comes. Closing the iterator early aborts what is left.
 
         Raises PromptTooLongError or ParameterError before anything runs.
@@ -103,7 +108,7 @@ class Generator:
         """Answer a chat, through the model's own template."""
         return self.generate(self.render_chat(messages, tools=tools), params)
 
-    def stream_chat(self, messages: SequenceOf[Message], params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream_chat(self, messages: SequenceOf[Message], params: SamplingParams | None = None) -> ChunkStream:
         return self.stream(self.render_chat(messages), params)
 
     def render_chat(
@@ -112,6 +117,16 @@ class Generator:
         """Token ids of a chat, ready for the answer. Raises ChatTemplateError."""
         text = render_chat(self.tokenizer, messages, tools=tools)
         return self.tokenizer.encode(text, add_special=False, parse_special=True)
+
+    def close(self) -> None:
+        """Abort whatever runs and give back all that it held. Open streams end."""
+        self._abort(self.engine.scheduler.unfinished())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def on_round(self, hook: Callable[[Round], None] | None) -> None:
         """Call `hook` with every sequence's share of every pass."""
@@ -164,7 +179,7 @@ class Generator:
             for index in range(params.n)
         ]
 
-    def _run(self, seqs: list[Sequence]) -> Iterator[Chunk]:
+    def _run(self, seqs: list[Sequence]) -> ChunkStream:
         """Schedule, and yield the chunks of these sequences until all have finished."""
         for seq in seqs:
             seq.stats.start()
@@ -174,18 +189,20 @@ class Generator:
         try:
             while unfinished:
                 for seq in list(unfinished.values()):
-                    for chunk in self._take(seq):
-                        if chunk.finish_reason is not None:
-                            del unfinished[seq.id]
-                        yield chunk
+                    if seq.finish_reason is not None:
+                        del unfinished[seq.id]
+                    yield from self._take(seq)
                 if unfinished:
                     self._step()
         finally:
+            self._abort([seq for seq in seqs if seq.finish_reason is None])
             for seq in seqs:
-                if seq.finish_reason is None:
-                    seq.finish_reason = "abort"
-                    self.engine.remove(seq)
                 del self._outbox[seq.id]
+
+    def _abort(self, seqs: SequenceOf[Sequence]) -> None:
+        for seq in seqs:
+            seq.finish_reason = "abort"
+            self.engine.remove(seq)
 
     def _take(self, seq: Sequence) -> list[Chunk]:
         chunks, self._outbox[seq.id] = self._outbox[seq.id], []

@@ -11,11 +11,11 @@ from foredraft.algo.sampler import RejectionMethod
 from foredraft.drafters.registry import DraftContext, make_drafters
 from foredraft.engine.generator import Generator
 from foredraft.errors import ParameterError
-from foredraft.models.gguf import load_core
+from foredraft.models.gguf import load_core, read_gguf
 from foredraft.models.hub import resolve
 from foredraft.models.load import KVCacheDtype, Quantize, load_model
 from foredraft.models.native import MemoryPlan, NativeModel
-from foredraft.models.tokenizer import Tokenizer, load_tokenizer
+from foredraft.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from foredraft._native import ThreadPool
@@ -34,9 +34,9 @@ class LLM(Generator):
 
     model: a `.gguf` path, a catalogue name, or a hub id `org/repo[:file]`; pulled on first use. drafter: `none`,
     `ngram`, `model:NAME`, or several joined by `+`. num_speculative_tokens: largest draft. threads: None takes the
-    cores that this process may use. max_model_len: None takes the model's own context. draft_quantize, draft_vocab: how a
-    draft model is made smaller (any draft is lossless); "auto" is what measured best. adaptive: measured costs choose lengths and
-    switch drafters off that do not pay; False always drafts the full length.
+    cores that this process may use. max_model_len: None takes the model's own context. draft_quantize, draft_vocab: how
+    a draft model is made smaller (any draft is lossless); "auto" is what measured best. adaptive: measured costs choose
+    lengths and switch drafters off that do not pay; False always drafts the full length.
 
     Raises ForedraftError (see `foredraft.errors`) with the cause and the cure.
     """
@@ -87,7 +87,7 @@ class LLM(Generator):
                 kernels=kernels,
                 progress=report,
             )
-            return loaded, load_tokenizer(path)
+            return loaded, Tokenizer(read_gguf(path).metadata)
 
         target, tokenizer = load(model, max_model_len, None)
         self._drafts: list[NativeModel] = []

@@ -37,9 +37,8 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
-    @property
-    def num_unfinished(self) -> int:
-        return len(self._waiting) + len(self._running)
+    def unfinished(self) -> list[Sequence]:
+        return [*self._waiting, *self._running]
 
     def add(self, seq: Sequence) -> None:
         self._waiting.append(seq)

@@ -62,10 +62,10 @@ def load_model(
     """Load a GGUF file for the CPU core. `pool` may be shared with other models.
 
     max_model_len: None takes the model's own context. max_num_seqs: the cache has room for so many sequences of
-    max_model_len and a draft each; memory is taken as it fills. quantize: "q4" (4 bits, scale and minimum per 32 inputs) or "q8" requantises every matrix, which a
-    draft may well do. kernels: a kernel set by name; None takes the best one that runs here. progress: called
-    with packed bytes done and in all, while weights are repacked, which happens on a model's first start. cache: keep
-    repacked weights on disk.
+    max_model_len and a draft each; memory is taken as it fills. quantize: "q4" (4 bits, scale and minimum per 32
+    inputs) or "q8" requantises every matrix, which a draft may well do. kernels: a kernel set by name; None takes the
+    best one that runs here. progress: called with packed bytes done and in all, while weights are repacked, which
+    happens on a model's first start. cache: keep repacked weights on disk.
 
     Raises ModelFileError, UnsupportedModelError, ParameterError, NativeCoreError.
     """

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from foredraft.algo.sampler import make_sampler
+from foredraft.drafters.model import ModelDrafter
+from foredraft.testing import TinyModel
+from foredraft.types import DraftRequest, SamplingParams, Verdict
+from tests.drafters.views import View
+
+VOCAB = 272
+
+
+def view(tokens: list[int], params: SamplingParams | None = None) -> View:
+    params = params or SamplingParams(temperature=0)
+    sampler = make_sampler(params, vocab_size=VOCAB, prompt=tokens, seed=1)
+    return View(list(tokens), params=params, sampler=sampler, num_prompt_tokens=len(tokens))
+
+
+def test_its_cache_follows_the_text_whatever_was_accepted() -> None:
+    model = TinyModel(VOCAB, 512, 64)
+    drafter, seq = ModelDrafter("model", model, VOCAB), view([1, 2, 3])
+    drafter.begin(seq)
+    for num_accepted in (3, 0, 2, 1, 3, 3, 0):
+        draft = drafter.propose([DraftRequest(seq, 3)])[0]
+        fresh_seq = view(seq.tokens)
+        fresh = ModelDrafter("model", TinyModel(VOCAB, 512, 64), VOCAB)
+        fresh.begin(fresh_seq)
+        assert draft.tokens == fresh.propose([DraftRequest(fresh_seq, 3)])[0].tokens
+        new = [*draft.tokens[:num_accepted], 5]
+        seq.tokens += new
+        seq.sampler.extend(new)
+        drafter.observe(seq, draft, Verdict(range(num_accepted), 5), None)
+    assert max(model.rows_per_pass[1:]) <= 4  # never the whole text again
+
+
+def test_unseeded_sampling_carries_the_law_it_was_drawn_from() -> None:
+    params = SamplingParams(temperature=0.9, top_k=5)
+    drafter, seq = ModelDrafter("model", TinyModel(VOCAB, 512, 64), VOCAB), view([1, 2, 3], params)
+    drafter.begin(seq)
+    draft = drafter.propose([DraftRequest(seq, 4)])[0]
+    assert draft.probs is not None
+    assert draft.probs.shape == (4, VOCAB)
+    for token, law in zip(draft.tokens, draft.probs, strict=True):
+        assert law[token] > 0
+        assert (law > 0).sum() <= 5
+        assert abs(law.sum() - 1) < 1e-5
+
+
+def test_seeded_and_greedy_drafts_carry_none() -> None:
+    for params in (SamplingParams(temperature=0), SamplingParams(seed=4)):
+        drafter, seq = ModelDrafter("model", TinyModel(VOCAB, 512, 64), VOCAB), view([1, 2], params)
+        drafter.begin(seq)
+        assert drafter.propose([DraftRequest(seq, 2)])[0].probs is None
+
+
+def test_a_wider_draft_never_proposes_what_the_target_lacks() -> None:
+    drafter, seq = ModelDrafter("model", TinyModel(VOCAB + 500, 512, 64), VOCAB), view([1, 2])
+    drafter.begin(seq)
+    assert max(drafter.propose([DraftRequest(seq, 30)])[0].tokens) < VOCAB
+
+
+def test_the_end_of_its_context_ends_the_draft() -> None:
+    drafter, seq = ModelDrafter("model", TinyModel(VOCAB, 32, 8), VOCAB), view([1] * 30)
+    drafter.begin(seq)
+    assert len(drafter.propose([DraftRequest(seq, 8)])[0].tokens) == 3
+    seq.tokens += [1] * 20
+    assert not drafter.propose([DraftRequest(seq, 8)])[0].tokens
+
+
+def test_a_cut_head_keeps_the_tokens_of_the_text() -> None:
+    model = TinyModel(VOCAB, 512, 64)
+    drafter = ModelDrafter("model", model, VOCAB, head_size=16)
+    seq = view([1, 2, 250, 3])
+    drafter.begin(seq)
+    drafted = {t for _ in range(1) for t in drafter.propose([DraftRequest(seq, 12)])[0].tokens}
+    assert drafted <= {*range(16), 250}

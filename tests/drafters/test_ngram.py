@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from foredraft.drafters.ngram import NgramDrafter
+from foredraft.errors import ParameterError
+from foredraft.types import Draft, DraftRequest, Verdict
+from tests.drafters.views import View
+
+
+def propose(tokens: list[int], n: int, **view: object) -> list[int]:
+    drafter, seq = NgramDrafter(), View(tokens, **view)  # type: ignore[arg-type]
+    drafter.begin(seq)
+    return list(drafter.propose([DraftRequest(seq, n)])[0].tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n", "expected"),
+    [
+        ([1, 2, 3, 4, 1, 2], 2, [3, 4]),
+        ([1, 2, 3, 4, 1, 2], 9, [3, 4, 1, 2]),  # what followed, up to the end of the text
+        ([1, 2, 3, 1, 2, 4, 1, 2], 1, [4]),  # the newest of equally long matches
+        ([9, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], 1, [3]),  # the longest match
+        ([5, 5, 5], 2, [5]),
+        ([1, 2, 3, 4], 3, []),  # no match
+        ([1], 3, []),
+        ([1, 2, 3, 2], 3, []),  # one token alone is no match
+    ],
+)
+def test_what_followed_the_longest_earlier_match(tokens: list[int], n: int, expected: list[int]) -> None:
+    assert propose(tokens, n) == expected
+
+
+def test_a_prediction_is_searched_too_but_not_across_its_border() -> None:
+    assert propose([1, 2], 3, prediction=(1, 2, 3, 4, 5)) == [3, 4, 5]
+    assert propose([2, 5, 1, 2], 3, prediction=(7, 1)) == []
+
+
+def test_the_index_follows_the_text() -> None:
+    drafter, seq = NgramDrafter(), View([1, 2, 3])
+    drafter.begin(seq)
+    assert not drafter.propose([DraftRequest(seq, 4)])[0].tokens
+    seq.tokens += [1, 2]
+    assert drafter.propose([DraftRequest(seq, 4)])[0].tokens == [3, 1, 2]
+
+
+def test_what_fails_is_drafted_no_longer() -> None:
+    drafter, seq = NgramDrafter(), View([1, 2, 3, 4, 5, 6, 1, 2])
+    drafter.begin(seq)
+    pass_s = [1.0 + 0.1 * k for k in range(9)]
+    lengths = []
+    for new in range(100, 112):
+        draft = drafter.propose([DraftRequest(seq, 8, pass_s)])[0]
+        lengths.append(len(draft.tokens))
+        drafter.observe(seq, draft, Verdict([], 9), None)
+        seq.tokens += [new, 1, 2]
+        drafter.observe(seq, Draft([1], source="another"), Verdict([], 9), None)
+    assert lengths[0] > 0
+    assert lengths[-1] == 0
+
+
+def test_impossible_match_lengths_are_refused() -> None:
+    with pytest.raises(ParameterError, match="prompt_lookup_min"):
+        NgramDrafter(min_match=3, max_match=2)

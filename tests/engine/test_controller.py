@@ -1,0 +1,111 @@
+"""The controller's choices, with costs given and no clock."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from foredraft.drafters.base import DraftNeeds
+from foredraft.engine.controller import Controller
+from foredraft.engine.costs import ROWS, PassCosts
+from foredraft.types import Draft, SamplingParams
+from tests.engine.build import generator
+
+FLAT = [1.0 + 0.01 * n for n in ROWS]
+
+
+class Named:
+    needs = DraftNeeds()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def make(*names: str, seconds: float = 0.3, max_draft: int = 8):  # type: ignore[no-untyped-def]
+    drafters = [Named(n) for n in names]
+    controller = Controller(drafters, PassCosts(FLAT), max_draft=max_draft)  # type: ignore[arg-type]
+    gen = generator()
+    seq = gen._make_sequences([1, 2, 3], SamplingParams(temperature=0))[0]
+    seq.max_len = 10_000
+    seq.tokens.append(5)
+    seq.origins.append("target")
+    controller.begin(seq)
+    for d in drafters:
+        controller.observe_draft(d, [Draft([1], source=d.name)], seconds)  # type: ignore[arg-type]
+    return controller, seq, drafters
+
+
+def play(controller, seq, drafter, num_accepted: int) -> bool:  # type: ignore[no-untyped-def]
+    """One round in which so many tokens are right at most; whether there was a draft."""
+    request = controller.request(seq, drafter, 1)
+    proposed = 0 if request is None else request.num_tokens
+    accepted = min(num_accepted, proposed)
+    seq.tokens += [5] * (accepted + 1)
+    seq.origins += [drafter.name] * accepted + ["target"]
+    controller.observe_verdict(seq, Draft([5] * proposed, source=drafter.name), accepted)
+    return proposed > 0
+
+
+def test_a_useless_drafter_is_off_within_64_tokens_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    controller, seq, (drafter,) = make("model")
+    with caplog.at_level(logging.INFO, logger="foredraft"):
+        while len(seq.origins) < 64:
+            play(controller, seq, drafter, 0)
+        later = [play(controller, seq, drafter, 0) for _ in range(300)]
+    assert sum(later) <= 8  # probes
+    assert sum(later) > 0
+    assert "model is off, it does not pay here" in caplog.text
+
+
+def test_it_comes_back_when_the_text_changes() -> None:
+    controller, seq, (drafter,) = make("model")
+    for _ in range(64):
+        play(controller, seq, drafter, 0)
+    drafted = [play(controller, seq, drafter, 8) for _ in range(200)]
+    assert all(drafted[-20:])
+
+
+def test_a_perfect_drafter_gets_the_whole_length() -> None:
+    controller, seq, (drafter,) = make("model", seconds=0.05)
+    for _ in range(30):
+        play(controller, seq, drafter, 8)
+    assert controller.request(seq, drafter, 1).num_tokens == 8
+
+
+def test_half_right_gets_a_short_draft() -> None:
+    controller, seq, (drafter,) = make("model")
+    for i in range(60):
+        play(controller, seq, drafter, 1 + i % 2)
+    assert 1 <= controller.request(seq, drafter, 1).num_tokens <= 3
+
+
+def test_the_last_tokens_are_not_overdrafted() -> None:
+    controller, seq, (drafter,) = make("model", seconds=0.01)
+    seq.max_len = len(seq.tokens) + 3
+    assert controller.request(seq, drafter, 1).num_tokens == 2
+    seq.max_len = len(seq.tokens) + 1
+    assert controller.request(seq, drafter, 1) is None
+
+
+def test_the_cheaper_draft_is_taken_only_if_it_promises_more() -> None:
+    controller, seq, (cheap, dear) = make("ngram", "model")
+    for _ in range(20):
+        play(controller, seq, dear, 5)
+    request = controller.request(seq, cheap, 1)
+    good = Draft([1] * 8, confidences=[0.99] * 8, source="ngram")
+    poor = Draft([1], confidences=[0.2], source="ngram")
+    assert controller.is_good_enough(good, request, [dear])
+    assert not controller.is_good_enough(poor, request, [dear])
+    assert controller.is_good_enough(poor, request, [])
+
+
+def test_costs_follow_what_passes_take() -> None:
+    costs = PassCosts(FLAT)
+    before = costs.seconds(8)
+    for _ in range(50):
+        costs.observe(8, 1.5 * before)
+    assert abs(costs.seconds(8) / (1.5 * before) - 1) < 0.1
+    assert costs.seconds(16) >= costs.seconds(8) >= costs.seconds(4) >= costs.seconds(1)
+    costs.observe(512, 100.0)  # a prompt
+    assert costs.seconds(64) < 10
