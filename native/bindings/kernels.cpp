@@ -32,12 +32,6 @@ constexpr NamedFormat kFormats[] = {{"F32", Format::F32}, {"F16", Format::F16}, 
                                     {"Q4A", Format::Q4A}, {"Q5S", Format::Q5S}, {"Q5A", Format::Q5A},   {"Q8S", Format::Q8S},
                                     {"Q4K", Format::Q4K}, {"Q5K", Format::Q5K}, {"Q6K", Format::Q6K}};
 
-Format format_by_name(const std::string& name) {
-    for (const auto& known : kFormats)
-        if (name == known.name) return known.format;
-    throw std::invalid_argument("unknown packed format '" + name + "'");
-}
-
 const char* format_name(Format format) {
     for (const auto& known : kFormats)
         if (format == known.format) return known.name;
@@ -121,6 +115,12 @@ std::vector<double> time_reading_checked(size_t bytes, int threads, int repeats)
 }
 
 }  // namespace
+
+Format format_by_name(const std::string& name) {
+    for (const auto& known : kFormats)
+        if (name == known.name) return known.format;
+    throw std::invalid_argument("unknown packed format '" + name + "'");
+}
 
 void bind_kernels(nb::module_& m) {
     m.def("kernel_sets", kernel_sets);

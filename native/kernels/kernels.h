@@ -77,6 +77,8 @@ struct KernelSet {
     // y[row * ldy + channel] for the channels of blocks [block_begin, block_end); y has room for whole blocks.
     void (*matmul)(const PackedMatrix& w, const ActivationRows& x, float* y, size_t ldy, int block_begin, int block_end);
     void (*attention)(const AttentionTask& task);
+    // One position's key and value of one kv head [head_dim] into slot 0..31 of a block, rounded to fp16 if `half`.
+    void (*store_kv)(const float* key, const float* value, int head_dim, bool half, int slot, uint8_t* keys, uint8_t* values);
     void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
     // In place on one head: cos, sin [head_dim / 2]. interleaved: pairs (2i, 2i+1), else (i, i + head_dim / 2).
     void (*rope)(float* x, const float* cos, const float* sin, int head_dim, bool interleaved);
@@ -95,7 +97,8 @@ struct KernelSet {
     int (*race)(const float* p, int n, const NoiseKey& key);
 };
 
-size_t attention_scratch_floats(int rows, int group, int head_dim, int num_positions);
+// num_slots: one past the last slot in sight of any row.
+size_t attention_scratch_floats(int rows, int group, int head_dim, int num_slots);
 
 // The best set that this processor runs, or the one named (FOREDRAFT_KERNELS: avx512, avx2, neon, portable).
 // Throws std::invalid_argument, naming the sets that can run here, if that one cannot.
