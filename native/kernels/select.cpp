@@ -8,6 +8,7 @@ namespace foredraft {
 extern const KernelSet kPortableKernels;
 #if defined(__x86_64__)
 extern const KernelSet kAvx512Kernels;
+extern const KernelSet kAvx2Kernels;
 #endif
 
 // __builtin_cpu_supports also asks the operating system whether it saves the wide registers.
@@ -18,6 +19,7 @@ std::vector<const KernelSet*> runnable_kernel_sets() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
         sets.push_back(&kAvx512Kernels);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) sets.push_back(&kAvx2Kernels);
 #endif
     sets.push_back(&kPortableKernels);
     return sets;
