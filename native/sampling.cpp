@@ -4,78 +4,52 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 namespace foredraft {
 namespace {
 #include "kernels/noise.inl"
 
-// The running sum of weight(0..n-1) passes u of the total: which i, -1 where there is no mass. u in [0, 1).
-// Sums go by chunks, so that finding the place costs one chunk.
-template <typename Weight>
-int draw_in_proportion(int n, Weight weight, double u) {
-    constexpr int kChunk = 1024;
-    auto chunk_sum = [&](int begin) {
-        double sum = 0;
-        for (int i = begin; i < std::min(n, begin + kChunk); ++i) sum += weight(i);
-        return sum;
-    };
-    std::vector<double> chunks;
-    double total = 0;
-    for (int begin = 0; begin < n; begin += kChunk) {
-        chunks.push_back(chunk_sum(begin));
-        total += chunks.back();
-    }
-    const double target = u * total;
+double positive(double x) { return x > 0 ? x : 0; }
+
+double sum_of(const std::vector<double>& values) {
     double sum = 0;
+    for (double value : values) sum += value;
+    return sum;
+}
+
+template <typename Weight>
+std::vector<double> chunk_sums(int n, Weight weight) {
+    std::vector<double> sums((n + kSumChunk - 1) / kSumChunk);
+    for (int i = 0; i < n; ++i) sums[i / kSumChunk] += weight(i);
+    return sums;
+}
+
+// Where the running sum of weight(0..n-1) passes u of the total; -1 where there is no mass. u in [0, 1).
+// sums: of each kSumChunk weights, so that finding the place costs one chunk.
+template <typename Weight>
+int find_place(int n, const std::vector<double>& sums, Weight weight, double u) {
+    const double target = u * sum_of(sums);
+    double before = 0;
+    size_t place = 0;  // the chunk where the sum passes; by rounding, the last one with mass
+    for (size_t chunk = 0; chunk < sums.size(); ++chunk) {
+        if (!(sums[chunk] > 0)) continue;
+        place = chunk;
+        if (before + sums[chunk] > target) break;
+        before += sums[chunk];
+    }
     int last = -1;
-    for (int begin = 0; begin < n; begin += kChunk) {
-        const double next = sum + chunks[begin / kChunk];
-        const bool here = next > target, is_last = begin + kChunk >= n;
-        if (!here && !is_last && !(chunks[begin / kChunk] > 0)) continue;
-        if (here || is_last) {
-            for (int i = begin; i < std::min(n, begin + kChunk); ++i) {
-                if (!(weight(i) > 0)) continue;
-                last = i;
-                sum += weight(i);
-                if (sum > target) return i;
-            }
-            if (here) return last;  // rounding within the chunk
-        } else {
-            for (int i = begin; i < begin + kChunk; ++i) {
-                if (weight(i) > 0) last = i;
-            }
-        }
-        sum = next;
+    const int begin = int(place) * kSumChunk, end = std::min(n, begin + kSumChunk);
+    for (int i = begin; i < end; ++i) {
+        const double w = weight(i);
+        if (!(w > 0)) continue;
+        last = i;
+        before += w;
+        if (before > target) break;
     }
     return last;
 }
-
-double positive(double x) { return x > 0 ? x : 0; }
-
-double sum_of(const float* x, int n) {
-    double lanes[8] = {};
-    int i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int lane = 0; lane < 8; ++lane) lanes[lane] += x[i + lane];
-    for (; i < n; ++i) lanes[i % 8] += x[i];
-    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-}
-
-// One row of a draft's laws, scaled to sum 1 over the target's vocabulary.
-struct DraftLaw {
-    const float* q;
-    int width;
-    double scale;
-
-    DraftLaw(const DraftArrays& draft, int row, int vocab_size)
-        : q(draft.probs + size_t(row) * draft.width), width(std::min(draft.width, vocab_size)) {
-        const double sum = sum_of(q, width);
-        if (!(sum > 0) || sum > DBL_MAX) throw std::invalid_argument("the draft's probabilities do not sum to a positive number");
-        scale = 1.0 / sum;
-    }
-    double operator()(int token) const { return token < width ? q[token] * scale : 0.0; }
-};
 
 std::vector<std::vector<int32_t>> children_of(const std::vector<int32_t>& parents) {
     std::vector<std::vector<int32_t>> children(1 + parents.size());
@@ -95,29 +69,33 @@ void keep_top_k(std::vector<Candidate>& candidates, int k) {
     if (int(candidates.size()) <= k) return;
     std::nth_element(candidates.begin(), candidates.begin() + k, candidates.end(), likelier);
     candidates.resize(k);
+    std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
 }
 
-// The fewest likeliest candidates whose weights reach `mass`, one at least. Halves the range by selection until it is
-// small enough to sort.
+// The fewest likeliest candidates whose weights reach `mass`, one at least; their order stays. A histogram over the leading
+// bits of the weights leaves one bucket to sort.
 void keep_mass(std::vector<Candidate>& candidates, double mass) {
-    constexpr ptrdiff_t kSortable = 2048;
-    auto begin = candidates.begin(), end = candidates.end();
-    double before = 0;  // the weight of everything likelier than `begin`
-    while (end - begin > kSortable) {
-        const auto middle = begin + (end - begin) / 2;
-        std::nth_element(begin, middle, end, likelier);
-        double upper = before;
-        for (auto c = begin; c != middle; ++c) upper += c->p;
-        if (upper >= mass) {
-            end = middle;
-        } else {
-            begin = middle;
-            before = upper;
-        }
+    auto bucket = [](const Candidate& c) {
+        uint32_t bits;
+        std::memcpy(&bits, &c.p, 4);
+        return bits >> 20;
+    };
+    std::vector<double> sums(2048);
+    uint32_t lowest = 2047;
+    for (const Candidate& c : candidates) {
+        sums[bucket(c)] += c.p;
+        lowest = std::min(lowest, bucket(c));
     }
-    std::sort(begin, end, likelier);
-    while (begin != end && (before < mass || begin == candidates.begin())) before += (begin++)->p;
-    candidates.erase(begin, candidates.end());
+    uint32_t split = 2047;
+    double before = 0;  // the weight of everything above the bucket
+    while (split > lowest && before + sums[split] < mass) before += sums[split--];
+
+    std::vector<Candidate> within;
+    std::copy_if(candidates.begin(), candidates.end(), std::back_inserter(within), [&](const Candidate& c) { return bucket(c) == split; });
+    std::sort(within.begin(), within.end(), likelier);
+    size_t last = 0;
+    for (before += within[0].p; before < mass && last + 1 < within.size(); before += within[last].p) ++last;
+    std::erase_if(candidates, [&](const Candidate& c) { return bucket(c) < split || (bucket(c) == split && likelier(within[last], c)); });
 }
 
 }  // namespace
@@ -256,7 +234,7 @@ void Sampler::filter(const float* x, int width, float max, float inv_temperature
     }
     std::vector<double> distances;  // in units of the temperature
     if (fields_.min_p > 0) distances = {1e-3 - log_double(std::max(fields_.min_p, DBL_MIN))};
-    else distances = {8.0, 16.0, INFINITY};
+    else distances = {8.0, 12.0, 16.0, 24.0, INFINITY};
 
     std::vector<int32_t>& ids = gathered_;
     std::vector<float> values, weights;
@@ -282,7 +260,6 @@ void Sampler::filter(const float* x, int width, float max, float inv_temperature
         }
         keep_mass(candidates, fields_.top_p * total);
     }
-    std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
     law_.ids.clear();
     law_.p.clear();
     law_.sum = 0;
@@ -344,11 +321,18 @@ Drawn Sampler::draw(const float* logits, int width, const std::vector<int32_t>& 
     }
     process(logits, width, path);
     std::fill(probs, probs + probs_width, 0.0f);
-    for (int i = 0; i < law_.size(); ++i) probs[law_.id(i)] = float(law_.p[i] / law_.sum);
-    // The law is what the buffer holds, after rounding.
-    const int place =
-        draw_in_proportion(law_.size(), [&](int i) { return double(probs[law_.id(i)]); }, uniform(kDraft, int(path.size()), 0));
-    return {law_.id(place), law_.p[place] / law_.sum};
+    const double scale = 1.0 / law_.sum;
+    const double u = uniform(kDraft, int(path.size()), 0);
+    // Drawn from what the buffer holds, after rounding.
+    if (law_.ids.empty()) {
+        for (int i = 0; i < width; ++i) probs[i] = float(law_.p[i] * scale);
+        const int token = find_place(width, excess_sums(probs, 1.0, nullptr, 0.0, width), [&](int i) { return double(probs[i]); }, u);
+        return {token, law_.p[token] * scale};
+    }
+    for (int i = 0; i < law_.size(); ++i) probs[law_.ids[i]] = law_.p[i] = float(law_.p[i] * scale);
+    auto weight = [&](int i) { return double(law_.p[i]); };
+    const int place = find_place(law_.size(), chunk_sums(law_.size(), weight), weight, u);
+    return {law_.ids[place], double(law_.p[place])};
 }
 
 Outcome Sampler::verify(const float* logits, const DraftArrays& draft) {
@@ -387,6 +371,32 @@ Outcome Sampler::walk(const float* logits, const DraftArrays& draft) {
     }
 }
 
+std::vector<double> Sampler::excess_sums(const float* p, double p_scale, const float* q, double q_scale, int n) const {
+    std::vector<double> sums((n + kSumChunk - 1) / kSumChunk);
+    kernels_.excess_sums(p, p_scale, q, q_scale, n, sums.data());
+    return sums;
+}
+
+// Row `row` of the draft's laws, scaled to sum 1 over the target's vocabulary.
+Sampler::DraftLaw Sampler::draft_law(const DraftArrays& draft, int row) {
+    const float* q = draft.probs + size_t(row) * draft.width;
+    const int width = std::min(draft.width, vocab_size_);
+    const double sum = sum_of(excess_sums(q, 1.0, nullptr, 0.0, width));
+    if (!(sum > 0) || sum > DBL_MAX) throw std::invalid_argument("the draft's probabilities do not sum to a positive number");
+    if (width < vocab_size_) {
+        padded_.assign(q, q + width);
+        padded_.resize(vocab_size_);
+        q = padded_.data();
+    }
+    return {q, 1.0 / sum};
+}
+
+// Sums of [p_scale * law - q]+ by chunks; without q, of the law.
+std::vector<double> Sampler::excess_sums(double p_scale, const DraftLaw* q) const {
+    if (law_.ids.empty()) return excess_sums(law_.p.data(), p_scale, q ? q->values : nullptr, q ? q->scale : 0.0, law_.size());
+    return chunk_sums(law_.size(), [&](int i) { return positive(p_scale * law_.p[i] - (q ? (*q)(law_.ids[i]) : 0.0)); });
+}
+
 // Leviathan et al. 2023; several children of a node are tested in turn (recursive rejection).
 Outcome Sampler::ratio_test(const float* logits, const DraftArrays& draft) {
     const auto children = children_of(draft.parents);
@@ -401,7 +411,7 @@ Outcome Sampler::ratio_test(const float* logits, const DraftArrays& draft) {
         auto weight = [&](int i) { return left.empty() ? double(law_.p[i]) : left[i]; };
         int next = -1;
         for (int child : children[row]) {
-            const DraftLaw q(draft, child, vocab_size_);
+            const DraftLaw q = draft_law(draft, child);
             const int token = draft.tokens[child], place = law_.find(token);
             const double p = place < 0 ? 0.0 : weight(place) / sum;
             if (uniform(kAccept, depth, child) * q(token) < p) {
@@ -409,14 +419,14 @@ Outcome Sampler::ratio_test(const float* logits, const DraftArrays& draft) {
                 break;
             }
             excess.resize(law_.size());
-            double rest = 0;
-            for (int i = 0; i < law_.size(); ++i) rest += excess[i] = positive(weight(i) / sum - q(law_.id(i)));
+            for (int i = 0; i < law_.size(); ++i) excess[i] = positive(weight(i) / sum - q(law_.id(i)));
+            const double rest = sum_of(excess);
             if (!(rest > 0)) continue;  // only rounding leaves no mass: go on with the law as it is
             left.swap(excess);
             sum = rest;
         }
         if (next < 0) {
-            const int place = draw_in_proportion(law_.size(), weight, uniform(kResidual, 0, 0));
+            const int place = find_place(law_.size(), chunk_sums(law_.size(), weight), weight, uniform(kResidual, 0, 0));
             outcome.token = law_.id(place);
             return outcome;
         }
@@ -435,12 +445,9 @@ Outcome Sampler::block_test(const float* logits, const DraftArrays& draft) {
     for (int i = 0; i < n; ++i) {
         const int token = draft.tokens[i];
         process(logits + size_t(i) * vocab_size_, vocab_limit_, path);
-        const DraftLaw q(draft, i, vocab_size_);
+        const DraftLaw q = draft_law(draft, i);
         if (i > 0) {  // does the prefix of i tokens pass?
-            double mass = 0;
-            const double scale = rho / law_.sum;
-            for (int j = 0; j < law_.size(); ++j) mass += positive(scale * law_.p[j] - q(law_.id(j)));
-            const double all = mass + 1.0 - rho;
+            const double mass = sum_of(excess_sums(rho / law_.sum, &q)), all = mass + 1.0 - rho;
             if (uniform(kAccept, i - 1, i - 1) < (all > 0 ? mass / all : 1.0)) {
                 num_accepted = i;
                 rho_accepted = rho;
@@ -458,14 +465,14 @@ Outcome Sampler::block_test(const float* logits, const DraftArrays& draft) {
     for (int i = 0; i < num_accepted; ++i) outcome.accepted.push_back(i);
     path.resize(num_accepted);
     process(logits + size_t(num_accepted) * vocab_size_, vocab_limit_, path);
+    const double u = uniform(kResidual, 0, 0), p_scale = rho_accepted / law_.sum;
     int place = -1;
     if (num_accepted < n) {
-        const DraftLaw q(draft, num_accepted, vocab_size_);
-        const double scale = rho_accepted / law_.sum;
-        place =
-            draw_in_proportion(law_.size(), [&](int j) { return positive(scale * law_.p[j] - q(law_.id(j))); }, uniform(kResidual, 0, 0));
+        const DraftLaw q = draft_law(draft, num_accepted);
+        auto weight = [&](int i) { return positive(p_scale * law_.p[i] - q(law_.id(i))); };
+        place = find_place(law_.size(), excess_sums(p_scale, &q), weight, u);
     }
-    if (place < 0) place = draw_in_proportion(law_.size(), [&](int j) { return double(law_.p[j]); }, uniform(kResidual, 0, 0));
+    if (place < 0) place = find_place(law_.size(), excess_sums(1.0, nullptr), [&](int i) { return double(law_.p[i]); }, u);
     outcome.token = law_.id(place);
     return outcome;
 }

@@ -90,6 +90,16 @@ class Sampler {
     int sample_target(const float* logits, int width, const std::vector<int32_t>& path);
     int race(const Law& law, const NoiseKey& key) const;
 
+    // A draft's law: q(token) = values[token] * scale, at the target's width.
+    struct DraftLaw {
+        const float* values;
+        double scale;
+        double operator()(int token) const { return values[token] * scale; }
+    };
+    DraftLaw draft_law(const DraftArrays& draft, int row);
+    std::vector<double> excess_sums(const float* p, double p_scale, const float* q, double q_scale, int n) const;
+    std::vector<double> excess_sums(double p_scale, const DraftLaw* q) const;
+
     Outcome walk(const float* logits, const DraftArrays& draft);
     Outcome ratio_test(const float* logits, const DraftArrays& draft);
     Outcome block_test(const float* logits, const DraftArrays& draft);
@@ -114,7 +124,7 @@ class Sampler {
     std::vector<Occurrence> occurrences_;
     std::unordered_map<int32_t, int32_t> occurrence_of_;
     // Scratch: the row after bias and penalties; ids that a filter looks at; the law of the row last processed.
-    std::vector<float> adjusted_;
+    std::vector<float> adjusted_, padded_;
     std::vector<int32_t> gathered_;
     Law law_;
 };

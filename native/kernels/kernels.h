@@ -70,6 +70,8 @@ struct NoiseKey {
     uint32_t key[2];
 };
 
+inline constexpr int kSumChunk = 1024;
+
 struct KernelSet {
     const char* name;
     // values -> codes, scales, sums, code_sums, for rows [row_begin, row_end).
@@ -93,6 +95,8 @@ struct KernelSet {
     double (*exp_sum)(const float* x, float max, float inv_temperature, int n, float* p);
     // Indices with x[i] >= cutoff, ascending; returns how many. ids has room for n.
     int (*gather)(const float* x, int n, float cutoff, int32_t* ids);
+    // sums[c] = sum of max(0, p_scale * p[i] - q_scale * q[i]) over the c-th kSumChunk values; q null: of p_scale * p[i].
+    void (*excess_sums)(const float* p, double p_scale, const float* q, double q_scale, int n, double* sums);
     // The index drawn in proportion to p >= 0 with the keyed noise of each index; -1 where p has no mass.
     int (*race)(const float* p, int n, const NoiseKey& key);
 };

@@ -63,6 +63,13 @@ static float max_value(const float* x, int n) {
     return f32_reduce_max(f32_max(f32_max(best[0], best[1]), f32_max(best[2], best[3])));
 }
 
+// The project's one tree, in double.
+static inline double reduce_add(double lanes[16]) {
+    for (int width = 8; width > 0; width /= 2)
+        for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+    return lanes[0];
+}
+
 static double exp_sum(const float* x, float max, float inv_temperature, int n, float* p) {
     const f32x16 top = f32_set(max), scale = f32_set(inv_temperature);
     double lanes[16] = {};
@@ -74,9 +81,7 @@ static double exp_sum(const float* x, float max, float inv_temperature, int n, f
         else f32_store_n(p + i, e, n - i);
         for (int lane = 0; lane < 16; ++lane) lanes[lane] += values[lane];
     }
-    for (int width = 8; width > 0; width /= 2)
-        for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
-    return lanes[0];
+    return reduce_add(lanes);
 }
 
 static int gather(const float* x, int n, float cutoff, int32_t* ids) {
@@ -90,6 +95,23 @@ static int gather(const float* x, int n, float cutoff, int32_t* ids) {
         }
     }
     return count;
+}
+
+static void excess_sums(const float* p, double p_scale, const float* q, double q_scale, int n, double* sums) {
+    for (int begin = 0; begin < n; begin += foredraft::kSumChunk) {
+        const int end = n < begin + foredraft::kSumChunk ? n : begin + foredraft::kSumChunk;
+        double lanes[16] = {};
+        for (int i = begin; i < end; i += 16) {
+            float a[16], b[16];
+            f32_store(a, load_or(p, i, end, 0.0f));
+            f32_store(b, q ? load_or(q, i, end, 0.0f) : f32_zero());
+            for (int lane = 0; lane < 16; ++lane) {
+                const double excess = p_scale * a[lane] - q_scale * b[lane];
+                lanes[lane] += excess > 0 ? excess : 0;
+            }
+        }
+        sums[begin / foredraft::kSumChunk] = reduce_add(lanes);
+    }
 }
 
 // The words of 16 consecutive counters, [word][counter]: plain loops over the lanes, which compilers turn into vectors.

@@ -16,6 +16,7 @@ constexpr foredraft::KernelSet kernel_set(const char* name) {
         .max_value = max_value,
         .exp_sum = exp_sum,
         .gather = gather,
+        .excess_sums = excess_sums,
         .race = race,
     };
 }
