@@ -14,6 +14,7 @@ from foredraft.errors import ModelFileError, NativeCoreError, ParameterError, Un
 from foredraft.models.architecture import Architecture, read_architecture, tensor_shapes
 from foredraft.models.base import BLOCK_SIZE
 from foredraft.models.gguf import GGUFFile, load_core, read_gguf
+from foredraft.models.hub import packed_directory
 from foredraft.models.native import MemoryPlan, NativeModel
 from foredraft.models.packed_cache import PackedTensor, PackedWeights, Progress, identify, load_packed
 from foredraft.types import MAX_DRAFT
@@ -221,10 +222,3 @@ def _check_length(max_model_len: int | None, context_length: int) -> int:
 def _check_choice(field: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ParameterError(field, f"must be one of {', '.join(choices)}")
-
-
-def packed_directory() -> Path:
-    """Where repacked weights are kept: `packed` under FOREDRAFT_HOME, or under the user's cache directory."""
-    home = os.environ.get("FOREDRAFT_HOME")
-    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foredraft"
-    return base / "packed"
