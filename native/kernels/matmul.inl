@@ -278,11 +278,8 @@ static void matmul_float(const PackedMatrix& w, const ActivationRows& x, float* 
         const uint8_t* p = w.data + size_t(b) * w.block_bytes;
         float* out = y + size_t(b) * kChannels;
         int row = 0;
-        for (; x.rows - row >= 8; row += 8) float_tile<T, 8>(p, x, row, out, ldy);
-        if (x.rows - row >= 4) {
-            float_tile<T, 4>(p, x, row, out, ldy);
-            row += 4;
-        }
+        for (; x.rows - row >= kFloatRows; row += kFloatRows) float_tile<T, kFloatRows>(p, x, row, out, ldy);
+        for (; x.rows - row >= 2; row += 2) float_tile<T, 2>(p, x, row, out, ldy);
         for (; row < x.rows; ++row) float_tile<T, 1>(p, x, row, out, ldy);
     }
 }

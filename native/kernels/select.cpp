@@ -3,12 +3,18 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace foredraft {
 
 extern const KernelSet kPortableKernels;
 #if defined(__x86_64__)
 extern const KernelSet kAvx512Kernels;
 extern const KernelSet kAvx2Kernels;
+#elif defined(__aarch64__)
+extern const KernelSet kNeonKernels;
 #endif
 
 // __builtin_cpu_supports also asks the operating system whether it saves the wide registers.
@@ -20,6 +26,13 @@ std::vector<const KernelSet*> runnable_kernel_sets() {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
         sets.push_back(&kAvx512Kernels);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) sets.push_back(&kAvx2Kernels);
+#elif defined(__aarch64__)
+#if defined(__linux__)
+    constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
+    if (getauxval(AT_HWCAP) & kDotProduct) sets.push_back(&kNeonKernels);
+#else
+    sets.push_back(&kNeonKernels);  // every Apple processor since 2018, and the only ones this is built for
+#endif
 #endif
     sets.push_back(&kPortableKernels);
     return sets;

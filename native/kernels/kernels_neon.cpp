@@ -1,0 +1,20 @@
+#include <arm_neon.h>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/kernels.h"
+
+namespace {
+#include "kernels/vec_neon.h"
+#include "kernels/math.inl"
+#include "kernels/matmul.inl"
+#include "kernels/elementwise.inl"
+#include "kernels/attention.inl"
+#include "kernels/sampling.inl"
+#include "kernels/set.inl"
+}  // namespace
+
+namespace foredraft {
+extern const KernelSet kNeonKernels = kernel_set("neon");
+}
