@@ -3,7 +3,9 @@
 #include <stdexcept>
 #include <string>
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
@@ -17,6 +19,14 @@ extern const KernelSet kAvx2Kernels;
 extern const KernelSet kNeonKernels;
 #endif
 
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports knows it.
+static bool has_f16c() {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
+
 // __builtin_cpu_supports also asks the operating system whether it saves the wide registers.
 std::vector<const KernelSet*> runnable_kernel_sets() {
     std::vector<const KernelSet*> sets;
@@ -25,7 +35,7 @@ std::vector<const KernelSet*> runnable_kernel_sets() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
         sets.push_back(&kAvx512Kernels);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) sets.push_back(&kAvx2Kernels);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) sets.push_back(&kAvx2Kernels);
 #elif defined(__aarch64__)
 #if defined(__linux__)
     constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP

@@ -222,9 +222,11 @@ std::vector<Case> cases() {
     };
     for (const GgmlType type : {GgmlType::F32, GgmlType::F16, GgmlType::BF16, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q4_K,
                                 GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q5_K, GgmlType::Q6_K, GgmlType::Q8_0})
-        for (const int rows : {1, 2, 7, 66})
-            all.push_back({"matmul type " + std::to_string(int(type)) + " rows " + std::to_string(rows),
-                           [=](const KernelSet& set) { return multiply(set, type, rows); }});
+        for (const int rows : {1, 2, 7, 66}) {
+            std::string name = "matmul type ";
+            name.append(std::to_string(int(type))).append(" rows ").append(std::to_string(rows));
+            all.push_back({name, [=](const KernelSet& set) { return multiply(set, type, rows); }});
+        }
     return all;
 }
 
