@@ -41,6 +41,13 @@ class TextTokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_id(self) -> int | None:
+        """The one that the model's own settings name."""
+        ...
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """All ids that end a generation."""
         ...

@@ -119,13 +119,13 @@ class Tokenizer:
 
         ids = {text: id for id, text in enumerate(self._texts)}
         self.bos_id = self._special_id(fields, "bos_token_id", None if self._is_byte_level else 1)
-        eos_id = self._special_id(fields, "eos_token_id", None if self._is_byte_level else 2)
-        named_ends = {eos_id, self._special_id(fields, "eot_token_id"), self._special_id(fields, "eom_token_id")} - {
-            None
-        }
+        self.eos_id = self._special_id(fields, "eos_token_id", None if self._is_byte_level else 2)
+        others = (self._special_id(fields, name) for name in ("eot_token_id", "eom_token_id"))
+        named_ends = {id for id in (self.eos_id, *others) if id is not None}
         self.eos_ids = frozenset(_end_ids(ids, self._kinds) | named_ends)
         self.add_bos = _field(fields, "add_bos_token", bool, words.add_bos or not self._is_byte_level)
-        self._suffix = [eos_id] if _field(fields, "add_eos_token", bool, False) and eos_id is not None else []
+        adds_eos = _field(fields, "add_eos_token", bool, False)
+        self._suffix = [self.eos_id] if adds_eos and self.eos_id is not None else []
         self._add_space_prefix = _field(fields, "add_space_prefix", bool, not self._is_byte_level)
         if self.add_bos and self.bos_id is None:
             raise ModelFileError("the tokenizer adds a begin-of-text token but names none; convert the model again")

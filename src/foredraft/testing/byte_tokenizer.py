@@ -16,6 +16,7 @@ class ByteTokenizer:
         self.vocab_size = 256 + len(_SPECIALS)
         self.add_bos = add_bos
         self.bos_id: int | None = self.BOS
+        self.eos_id: int | None = self.EOS
         self.eos_ids = frozenset({self.EOS, self.END})
         self.chat_template: str | None = (
             "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
