@@ -120,7 +120,8 @@ def plan_tensors(file: GGUFFile, arch: Architecture, quantize: Quantize | None =
 
 
 def make_decoder(core: Any, arch: Architecture, file: GGUFFile, pool: ThreadPool, kernels: str | None) -> Decoder:
-    """A decoder of the core without weights."""
+    """A decoder of the core without weights. `kernels` None: FOREDRAFT_KERNELS, or the best set that runs here."""
+    kernels = kernels or os.environ.get("FOREDRAFT_KERNELS") or None
     divisors = _vector(core, file, ROPE_DIVISORS) if arch.rope_divisors else None
     tables = [(arch.rope.frequencies(arch.head_dim, divisors), 1.0)]
     if arch.local_rope is not None:
@@ -149,7 +150,7 @@ def make_decoder(core: Any, arch: Architecture, file: GGUFFile, pool: ThreadPool
             kernel_set=kernels,
         )
     except ValueError as error:
-        if kernels is None and "FOREDRAFT_KERNELS" not in os.environ:
+        if kernels is None:
             raise
         raise NativeCoreError(str(error)) from None
     return decoder
