@@ -1,7 +1,7 @@
 """Is the output the same with and without speculation? Counts differing outputs on a real model.
 
-Every setting (drafter, draft length, batch, threads, prompt chunk, kernel set) is varied on its own and together, and each
-output's token ids are compared with plain decoding alone, on one sequence at a time. Greedy, or sampled with a seed.
+Every setting (drafter, draft length, batch, threads, prompt chunk, kernel set) is varied on its own and together, and
+each output's token ids are compared with plain decoding of one sequence at a time. Greedy, or sampled with a seed.
 
     python benchmarks/bit_identity.py smollm2-135m --prompts 50 --tokens 200
     python benchmarks/bit_identity.py qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --prompts 50 --tokens 200
@@ -36,9 +36,8 @@ def settings(draft: str | None, kernel_sets: list[str]) -> list[Setting]:
     plain = Setting()
     rows = [plain, replace(plain, batch=4), replace(plain, batch=4, threads=1), replace(plain, batch=4, chunk=7)]
     for i, k in enumerate(range(1, 9)):
-        rows += [
-            Setting(spec, k, batch=4, threads=1 + (i + j) % 2, chunk=(7, 512)[i % 2]) for j, spec in enumerate(specs)
-        ]
+        for j, spec in enumerate(specs):
+            rows.append(Setting(spec, k, batch=4, threads=1 + (i + j) % 2, chunk=(7, 512)[i % 2]))
     rows += [Setting(spec, 4, batch=1) for spec in specs]
     rows += [Setting(specs[-1], 8, batch=4, adaptive=True)]
     rows += [Setting(specs[-1], 4, batch=4, kernels=name) for name in kernel_sets]
@@ -47,10 +46,9 @@ def settings(draft: str | None, kernel_sets: list[str]) -> list[Setting]:
 
 def run(model: str, setting: Setting, prompts: list[list[int]], params: SamplingParams) -> list[tuple[int, ...]]:
     options: dict[str, Any] = {} if setting.kernels is None else {"kernels": setting.kernels}
-    with LLM(
-        model, setting.drafter, num_speculative_tokens=setting.k, adaptive=setting.adaptive, threads=setting.threads,
-        max_num_seqs=setting.batch, max_num_batched_tokens=setting.chunk, max_num_prefixes=0, max_model_len=4096, **options,
-    ) as llm:  # fmt: skip
+    options |= {"num_speculative_tokens": setting.k, "adaptive": setting.adaptive, "threads": setting.threads}
+    options |= {"max_num_seqs": setting.batch, "max_num_batched_tokens": setting.chunk, "max_num_prefixes": 0}
+    with LLM(model, setting.drafter, max_model_len=4096, **options) as llm:
         return [tuple(c.token_ids) for c in llm.generate(prompts, params)]
 
 
@@ -81,9 +79,8 @@ def main() -> int:
     reference: list[tuple[int, ...]] = []
     num_different = 0
     print(f"{args.model}: {len(prompts)} prompts x {args.tokens} tokens, temperature {args.temperature}")
-    print(
-        "| drafter | k | batch | threads | chunk | kernels | adaptive | outputs that differ | s |\n|---|---|---|---|---|---|---|---|---|"
-    )
+    columns = ("drafter", "k", "batch", "threads", "chunk", "kernels", "adaptive", "outputs that differ", "s")
+    print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
     for setting in settings(args.draft, [k for k in args.kernels.split(",") if k]):
         if args.quick and setting.drafter != "none" and setting.k != 4:
             continue
@@ -92,10 +89,10 @@ def main() -> int:
         reference = reference or outputs
         different = sum(a != b for a, b in zip(outputs, reference, strict=True))
         num_different += different
+        k = "" if setting.drafter == "none" else setting.k
+        cells = (setting.drafter, k, setting.batch, setting.threads, setting.chunk, setting.kernels or "default")
         print(
-            f"| {setting.drafter} | {setting.k if setting.drafter != 'none' else ''} | {setting.batch} | {setting.threads} "
-            f"| {setting.chunk} | {setting.kernels or 'default'} | {setting.adaptive} | {different} | {perf_counter() - began:.0f} |",
-            flush=True,
+            "|", *(f"{c} |" for c in (*cells, setting.adaptive, different, round(perf_counter() - began))), flush=True
         )
     print(f"\n{num_different} outputs differ")
     return 1 if num_different else 0
