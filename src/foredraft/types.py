@@ -79,7 +79,7 @@ class SamplingParams:
 
     @property
     def is_coupled(self) -> bool:
-        """Whether a draft shares the target's own choice (argmax or the user's seed), so it carries no probabilities."""
+        """Whether a draft shares the target's own choice (argmax, or the user's seed): it carries no probabilities."""
         return self.is_greedy or self.seed is not None
 
 

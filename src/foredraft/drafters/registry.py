@@ -10,8 +10,8 @@ from foredraft.drafters.base import Drafter
 from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.errors import ParameterError, TokenizerMismatchError
-from foredraft.models.base import LanguageModel, TextTokenizer
-from foredraft.models.tokenizer import same_tokenizer
+from foredraft.models.base import LanguageModel
+from foredraft.models.tokenizer import Tokenizer, same_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class DraftContext:
     """What a drafter may be built from."""
 
     target: LanguageModel
-    tokenizer: TextTokenizer
-    load_draft: Callable[[str], tuple[LanguageModel, TextTokenizer]]  # a model by name, path or hub id
+    tokenizer: Tokenizer
+    load_draft: Callable[[str], tuple[LanguageModel, Tokenizer]]  # a model by name, path or hub id
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     head_size: int | None = None  # a draft model's output head, in tokens

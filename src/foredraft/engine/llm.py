@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
@@ -71,12 +72,7 @@ class LLM(Generator):
         def load(
             name: str | os.PathLike[str], length: int | None, quantize: Quantize | None
         ) -> tuple[NativeModel, Tokenizer]:
-            path = resolve(os.fspath(name), progress=progress)
-
-            def report(done: int, total: int) -> None:
-                if progress is not None:
-                    progress(f"repacking {path.stem}", done, total)
-
+            path = resolve(os.fspath(name), progress=_named(progress, f"pulling {name}"))
             loaded = load_model(
                 path,
                 pool=pool,
@@ -85,7 +81,7 @@ class LLM(Generator):
                 max_num_seqs=max_num_seqs,
                 quantize=quantize,
                 kernels=kernels,
-                progress=report,
+                progress=_named(progress, f"repacking {path.stem}"),
             )
             return loaded, Tokenizer(read_gguf(path).metadata)
 
@@ -114,3 +110,7 @@ class LLM(Generator):
             max_num_prefixes=max_num_prefixes,
             load_s=perf_counter() - began,
         )
+
+
+def _named(progress: LoadProgress | None, what: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else partial(progress, what)
