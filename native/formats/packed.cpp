@@ -1,11 +1,12 @@
 #include "formats/packed.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "formats/quantize.h"
 
 namespace foredraft {
 namespace {
@@ -227,19 +228,17 @@ void pack_rounded(Format format, GgmlType type, int n, int k, const uint8_t* src
         return;
     }
     std::vector<Piece> pieces(kChannels);
+    QuantisedGroups quantised;
+    float group[kGroup * kChannels] = {};
     for (int g = 0; g < k / kGroup; ++g) {
+        for (int c = 0; c < channels; ++c)
+            for (int i = 0; i < kGroup; ++i) group[i * kChannels + c] = rows[size_t(c) * k + g * kGroup + i];
+        if (format == Format::Q4A) quantize_q4a(group, quantised);
+        else quantize_q8s(group, quantised);
         for (int c = 0; c < channels; ++c) {
-            const float* x = &rows[size_t(c) * k + g * kGroup];
-            if (format == Format::Q4A) {
-                const GroupQ4A q = quantize_group_q4a(x);
-                pieces[c].d = q.scale;
-                pieces[c].m = q.minimum;
-                std::memcpy(pieces[c].codes, q.codes, kGroup);
-            } else {
-                const GroupQ8S q = quantize_group_q8s(x);
-                pieces[c].d = q.scale;
-                std::memcpy(pieces[c].codes, q.codes, kGroup);
-            }
+            pieces[c].d = quantised.scale[c];
+            pieces[c].m = quantised.minimum[c];
+            std::memcpy(pieces[c].codes, quantised.codes[c], kGroup);
         }
         put_pieces(format, pieces.data(), g, block);
     }
@@ -383,21 +382,6 @@ void dequantize(GgmlType type, const uint8_t* src, size_t count, float* out) {
             }
         }
     }
-}
-
-GroupQ8S quantize_group_q8s(const float* x) {
-    float amax = 0, probe = 0;
-    for (int i = 0; i < kGroup; ++i) {
-        amax = std::max(amax, std::fabs(x[i]));
-        probe += x[i] - x[i];  // 0, or NaN as soon as one number is not finite
-    }
-    GroupQ8S q;
-    q.scale = float_to_half(probe == 0 ? amax / 127.0f : NAN);
-    const float scale = half_to_float(q.scale);
-    const float inverse = scale > 0 && probe == 0 ? 1.0f / scale : 0.0f;
-    for (int i = 0; i < kGroup; ++i)
-        q.codes[i] = inverse > 0 ? uint8_t(128 + int(std::lrintf(std::clamp(x[i] * inverse, -127.0f, 127.0f)))) : 128;
-    return q;
 }
 
 }  // namespace foredraft

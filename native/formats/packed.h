@@ -67,17 +67,4 @@ void pack(Format format, GgmlType type, int n, int k, const uint8_t* src, uint8_
 // `count` consecutive elements to floats, the numbers that the `gguf` package gives.
 void dequantize(GgmlType type, const uint8_t* src, size_t count, float* out);
 
-// One group of 32 numbers to codes. A group with a NaN or an infinity gets a NaN scale.
-struct GroupQ4A {
-    uint16_t scale, minimum;  // halves
-    uint8_t codes[kGroup];    // 0..15
-};
-struct GroupQ8S {
-    uint16_t scale;         // half
-    uint8_t codes[kGroup];  // 1..255, 128 is zero
-};
-// Searches scale and minimum for the least squared error.
-GroupQ4A quantize_group_q4a(const float* x);
-GroupQ8S quantize_group_q8s(const float* x);
-
 }  // namespace foredraft

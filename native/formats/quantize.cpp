@@ -1,78 +1,140 @@
+#include "formats/quantize.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-
-#include "formats/packed.h"
 
 namespace foredraft {
 namespace {
 
 #include "kernels/half.inl"
 
-constexpr float kTop = 15.0f;  // largest 4-bit code
+// One number a channel. Loops over lanes stay free of branches and calls, so that they become vector code.
+struct Lanes {
+    float at[kChannels];
+};
 
-// Codes of x under a scale and minimum, as floats, and the squared error that they leave.
-float round_codes(const float* x, float scale, float minimum, float* codes) {
-    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
-    float error = 0;
-    for (int i = 0; i < kGroup; ++i) {
-        const float t = (x[i] - minimum) * inverse;
-        const float c = float(int(std::min(std::max(t, 0.0f), kTop) + 0.5f));
-        const float off = c * scale + minimum - x[i];
-        codes[i] = c;
-        error += off * off;
-    }
-    return error;
+template <class F>
+Lanes each(F f) {
+    Lanes r;
+    for (int c = 0; c < kChannels; ++c) r.at[c] = f(c);
+    return r;
 }
 
-// The scale and minimum that fit x best in the least-squares sense while its codes stay.
-void refit(const float* x, const float* codes, float& scale, float& minimum) {
-    float sc = 0, scc = 0, sx = 0, scx = 0;
+constexpr float kTop = 15.0f;  // largest 4-bit code
+
+float nearest_code(float x, float minimum, float inverse) {
+    return float(int(std::min(std::max((x - minimum) * inverse, 0.0f), kTop) + 0.5f));
+}
+
+// Scales and minima of 16 groups, and the squared error that they leave.
+struct Fit {
+    Lanes scale, minimum, error;
+};
+
+// 16 groups whose least number is 0.
+struct Groups {
+    float x[kGroup][kChannels];
+    Lanes sum, squares;
+};
+
+// The best scale and minimum, in the least-squares sense, for the codes that `from` gives.
+Fit refit(const Groups& groups, const Fit& from) {
+    const Lanes inverse = each([&](int c) { return from.scale.at[c] > 0 ? 1.0f / from.scale.at[c] : 0.0f; });
+    Lanes codes{}, squares{}, products{};
     for (int i = 0; i < kGroup; ++i) {
-        sc += codes[i];
-        scc += codes[i] * codes[i];
-        sx += x[i];
-        scx += codes[i] * x[i];
+        for (int c = 0; c < kChannels; ++c) {
+            const float code = nearest_code(groups.x[i][c], from.minimum.at[c], inverse.at[c]);
+            codes.at[c] += code;
+            squares.at[c] += code * code;
+            products.at[c] += code * groups.x[i][c];
+        }
     }
-    const float det = float(kGroup) * scc - sc * sc;
-    if (!(det > 0)) return;
-    const float slope = (float(kGroup) * scx - sc * sx) / det;
-    if (!(slope > 0)) return;
-    scale = slope;
-    minimum = (sx - slope * sc) / float(kGroup);
+    Fit fit;
+    for (int c = 0; c < kChannels; ++c) {
+        const float n = float(kGroup);
+        const float det = n * squares.at[c] - codes.at[c] * codes.at[c];
+        const float slope = det > 0 ? (n * products.at[c] - codes.at[c] * groups.sum.at[c]) / det : 0.0f;
+        fit.scale.at[c] = slope;
+        fit.minimum.at[c] = (groups.sum.at[c] - slope * codes.at[c]) / n;
+        fit.error.at[c] = groups.squares.at[c] - slope * products.at[c] - fit.minimum.at[c] * groups.sum.at[c];
+    }
+    return fit;
+}
+
+// 0 for a channel of numbers, NaN where one of them is not finite.
+Lanes probe_finite(const float* x) {
+    Lanes probe{};
+    for (int i = 0; i < kGroup; ++i)
+        for (int c = 0; c < kChannels; ++c) probe.at[c] += x[i * kChannels + c] - x[i * kChannels + c];
+    return probe;
 }
 
 }  // namespace
 
-GroupQ4A quantize_group_q4a(const float* x) {
-    float lo = x[0], hi = x[0], probe = 0;
-    for (int i = 0; i < kGroup; ++i) {
-        lo = std::min(lo, x[i]);
-        hi = std::max(hi, x[i]);
-        probe += x[i] - x[i];  // 0, or NaN as soon as one number is not finite
-    }
-    GroupQ4A best{};
-    best.scale = best.minimum = float_to_half(NAN);  // stays where no halves can hold the numbers
-    if (!(probe == 0)) return best;
-    // Shrinking the range a little clips the extremes and serves the many numbers between; each start is refitted, then
-    // judged with the halves that will be stored.
-    float best_error = INFINITY;
-    for (int step = -1; step <= 6; ++step) {
-        const float spread = (hi - lo) * (1.0f - 0.035f * float(step));
-        float scale = spread / kTop, minimum = 0.5f * (hi + lo - spread), codes[kGroup];
-        for (int round = 0; round < 2; ++round) {
-            round_codes(x, scale, minimum, codes);
-            refit(x, codes, scale, minimum);
+void quantize_q4a(const float* x, QuantisedGroups& out) {
+    const Lanes probe = probe_finite(x);
+    Lanes lo = each([&](int c) { return x[c]; }), hi = lo;
+    for (int i = 1; i < kGroup; ++i) {
+        for (int c = 0; c < kChannels; ++c) {
+            lo.at[c] = std::min(lo.at[c], x[i * kChannels + c]);
+            hi.at[c] = std::max(hi.at[c], x[i * kChannels + c]);
         }
-        const uint16_t scale_half = float_to_half(scale), minimum_half = float_to_half(minimum);
-        const float error = round_codes(x, half_to_float(scale_half), half_to_float(minimum_half), codes);
-        if (!(error < best_error)) continue;
-        best_error = error;
-        best.scale = scale_half;
-        best.minimum = minimum_half;
-        for (int i = 0; i < kGroup; ++i) best.codes[i] = uint8_t(codes[i]);
     }
-    return best;
+    // Searched from the least number up, so that the sums of refit() do not cancel; what is not finite becomes 0.
+    Groups groups{};
+    for (int i = 0; i < kGroup; ++i) {
+        for (int c = 0; c < kChannels; ++c) {
+            const float above = probe.at[c] == 0 ? x[i * kChannels + c] - lo.at[c] : 0.0f;
+            groups.x[i][c] = above;
+            groups.sum.at[c] += above;
+            groups.squares.at[c] += above * above;
+        }
+    }
+    // Ranges a little wider and narrower than that of the numbers, since the extremes are few; each is refitted twice.
+    Fit best{};
+    for (float& e : best.error.at) e = INFINITY;
+    for (const float shrink : {1.105f, 1.035f, 0.965f, 0.895f}) {
+        Fit fit;
+        fit.scale = each([&](int c) { return (hi.at[c] - lo.at[c]) * shrink / kTop; });
+        fit.minimum = each([&](int c) { return 0.5f * (hi.at[c] - lo.at[c]) * (1.0f - shrink); });
+        fit = refit(groups, refit(groups, fit));
+        for (int c = 0; c < kChannels; ++c) {
+            const bool better = fit.error.at[c] < best.error.at[c];
+            best.scale.at[c] = better ? fit.scale.at[c] : best.scale.at[c];
+            best.minimum.at[c] = better ? fit.minimum.at[c] : best.minimum.at[c];
+            best.error.at[c] = better ? fit.error.at[c] : best.error.at[c];
+        }
+    }
+    for (int c = 0; c < kChannels; ++c) {
+        out.scale[c] = float_to_half(best.scale.at[c]);
+        out.minimum[c] = float_to_half(best.minimum.at[c] + lo.at[c]);
+        const float scale = half_to_float(out.scale[c]), minimum = half_to_float(out.minimum[c]);
+        const bool usable = probe.at[c] == 0 && std::isfinite(scale) && std::isfinite(minimum);
+        if (!usable) out.scale[c] = out.minimum[c] = float_to_half(NAN);
+        const float inverse = usable && scale > 0 ? 1.0f / scale : 0.0f;
+        for (int i = 0; i < kGroup; ++i)
+            out.codes[c][i] = usable ? uint8_t(nearest_code(x[i * kChannels + c], minimum, inverse)) : uint8_t(0);
+    }
+}
+
+void quantize_q8s(const float* x, QuantisedGroups& out) {
+    const Lanes probe = probe_finite(x);
+    Lanes amax{};
+    for (int i = 0; i < kGroup; ++i)
+        for (int c = 0; c < kChannels; ++c) amax.at[c] = std::max(amax.at[c], std::fabs(x[i * kChannels + c]));
+    for (int c = 0; c < kChannels; ++c) {
+        out.scale[c] = float_to_half(amax.at[c] / 127.0f);
+        out.minimum[c] = 0;
+        const float scale = half_to_float(out.scale[c]);
+        const bool usable = probe.at[c] == 0 && std::isfinite(scale);
+        if (!usable) out.scale[c] = float_to_half(NAN);
+        const float inverse = usable && scale > 0 ? 1.0f / scale : 0.0f;
+        for (int i = 0; i < kGroup; ++i) {
+            const float code = usable ? x[i * kChannels + c] * inverse : 0.0f;
+            out.codes[c][i] = uint8_t(int(std::min(std::max(code, -127.0f), 127.0f) + 128.5f));
+        }
+    }
 }
 
 }  // namespace foredraft
