@@ -1,5 +1,6 @@
 // One decoder-only transformer, driven by a description.
 #pragma once
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
@@ -71,6 +72,11 @@ struct FloatRows {
     size_t rows, width;
 };
 
+// The stages of a pass, summed over layers.
+enum class Stage { Embed, Norm, Projections, Rotate, Attention, Output, GateUp, Down, Head, Count };
+inline constexpr size_t kNumStages = size_t(Stage::Count);
+const char* stage_name(Stage stage);
+
 // [layers, rows, hidden], layer after layer.
 struct HiddenStates {
     size_t num_layers;
@@ -98,6 +104,8 @@ class Decoder {
     FloatRows forward(KVCache& cache, const PassInput& input);
     // Of the layers that the last pass was asked for.
     const HiddenStates& hidden_states() const { return hidden_states_; }
+    // Seconds of the last pass, by Stage.
+    const std::array<double, kNumStages>& seconds() const { return seconds_; }
 
     void move_slots(KVCache& cache, std::span<const int32_t> block_table, std::span<const int32_t> source, std::span<const int32_t> target);
 
@@ -159,6 +167,7 @@ class Decoder {
     std::vector<std::vector<float>> scratch_;  // per thread
     SharedRows logits_, hidden_;
     HiddenStates hidden_states_{};
+    std::array<double, kNumStages> seconds_{};
 };
 
 }  // namespace foredraft

@@ -3,6 +3,7 @@
 // Regions of a layer: query-key-value products | attention | output product | gate and up products | down product.
 // What lies between costs a fraction of a microsecond a row; a few rows are done on the calling thread, more in a region.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -21,7 +22,7 @@ namespace {
 constexpr int kRowGrain = 8;              // rows of small work that one thread does alone
 constexpr int kMaxTileRows = 8;           // rows that attend together, if their heads are at most
 constexpr int kMaxTileHeads = 48;         // so many
-constexpr int kGatedGroups = 2;           // groups of 32 feed-forward channels that one thread takes
+constexpr int kGatedGroups = 10;          // groups of 32 feed-forward channels whose activations lie in scratch together
 constexpr size_t kGrainBytes = 64 << 10;  // weights that one thread takes
 
 bool reads_codes(const PackedMatrix& matrix) {
@@ -29,6 +30,22 @@ bool reads_codes(const PackedMatrix& matrix) {
 }
 
 int tile_rows(const DecoderConfig& c) { return std::clamp(kMaxTileHeads / (c.num_heads / c.num_kv_heads), 1, kMaxTileRows); }
+
+// Adds the time since the last mark to a stage.
+class Stopwatch {
+  public:
+    explicit Stopwatch(std::array<double, kNumStages>& seconds) : seconds_(seconds), last_(Clock::now()) { seconds_.fill(0); }
+    void mark(Stage stage) {
+        const auto now = Clock::now();
+        seconds_[size_t(stage)] += std::chrono::duration<double>(now - last_).count();
+        last_ = now;
+    }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    std::array<double, kNumStages>& seconds_;
+    Clock::time_point last_;
+};
 
 // The groups of `x` from `group` on as rows of k floats of their own, which lie at `values`.
 ActivationRows part_of(const ActivationRows& x, int group, int k, const float* values) {
@@ -42,6 +59,12 @@ PackedMatrix blocks_of(const PackedMatrix& w, int begin, int end) {
 }
 
 }  // namespace
+
+const char* stage_name(Stage stage) {
+    static constexpr const char* kNames[kNumStages] = {"embed",  "norm",    "projections", "rotate", "attention",
+                                                       "output", "gate_up", "down",        "head"};
+    return kNames[size_t(stage)];
+}
 
 void ActivationBuffer::resize(int rows, int k) {
     const size_t n = size_t(rows) * size_t(k), groups = n / kGroup;
@@ -68,6 +91,7 @@ float* SharedRows::resize(size_t rows, size_t width) {
 FloatRows Decoder::forward(KVCache& cache, const PassInput& input) {
     const Exclusive exclusive(*this);
     const FloatEnvironment environment;
+    Stopwatch watch(seconds_);
     require_complete();
     require_own(cache);
     const PassPlan plan =
@@ -85,23 +109,35 @@ FloatRows Decoder::forward(KVCache& cache, const PassInput& input) {
     const size_t hidden = size_t(config_.hidden_size), queries = size_t(config_.num_heads * config_.head_dim),
                  keys = size_t(config_.num_kv_heads * config_.head_dim);
     embed(input, rows);
+    watch.mark(Stage::Embed);
     for (int i = 0; i < config_.num_layers; ++i) {
         const DecoderLayer& layer = layers_[size_t(i)];
         keep_hidden(input, i, rows);
         const bool quantise = reads_codes(layer.query) || reads_codes(layer.key) || reads_codes(layer.value);
         const ActivationRows x = normalise(all_rows, layer.attention_norm, quantise);
+        watch.mark(Stage::Norm);
         multiply({{layer.query, query_.data(), queries}, {layer.key, key_.data(), keys}, {layer.value, value_.data(), keys}}, x);
+        watch.mark(Stage::Projections);
         finish_projections(i, cache, plan);
+        watch.mark(Stage::Rotate);
         const ActivationRows attended = attend(i, cache, plan, input.block_tables);
+        watch.mark(Stage::Attention);
         multiply({{layer.output, projected_.data(), hidden}}, attended);
+        watch.mark(Stage::Output);
         add_to_residual(layer.output_bias, layer.post_attention_norm, rows);
-        const ActivationRows gated =
-            gate_and_up(layer, normalise(all_rows, layer.ffn_norm, reads_codes(layer.gate) || reads_codes(layer.up)));
+        const ActivationRows y = normalise(all_rows, layer.ffn_norm, reads_codes(layer.gate) || reads_codes(layer.up));
+        watch.mark(Stage::Norm);
+        const ActivationRows gated = gate_and_up(layer, y);
+        watch.mark(Stage::GateUp);
         multiply({{layer.down, projected_.data(), hidden}}, gated);
+        watch.mark(Stage::Down);
         add_to_residual({}, layer.post_ffn_norm, rows);
+        watch.mark(Stage::Norm);
     }
     keep_hidden(input, config_.num_layers, rows);
-    return compute_logits(plan);
+    const FloatRows logits = compute_logits(plan);
+    watch.mark(Stage::Head);
+    return logits;
 }
 
 void Decoder::resize(int rows, int num_slots) {
@@ -256,7 +292,7 @@ ActivationRows Decoder::gate_and_up(const DecoderLayer& layer, const ActivationR
     const auto activate = config_.activation == Activation::Silu ? kernels_.silu_mul : kernels_.gelu_tanh_mul;
     const bool quantise = reads_codes(layer.down);
     constexpr int kBlocks = kGroup / kChannels;
-    pool_.parallel_for(config_.ffn_size / kGroup, kGatedGroups, [&](int first, int last, int thread) {
+    pool_.parallel_for(config_.ffn_size / kGroup, 2, [&](int first, int last, int thread) {
         // A region that runs on its caller alone comes as one chunk.
         for (int begin = first; begin < last; begin += kGatedGroups) {
             const int end = std::min(begin + kGatedGroups, last), width = (end - begin) * kGroup;

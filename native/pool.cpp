@@ -86,10 +86,14 @@ void ThreadPool::run(int count, int grain, Call call, void* body) {
 
 void ThreadPool::work(int thread) {
     for (;;) {
-        const int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
-        if (begin >= count_ || failed_.load(std::memory_order_relaxed)) return;
+        // Long chunks first, so that each thread reads long stretches; short ones last, so that all end together.
+        int64_t begin = next_.load(std::memory_order_relaxed), size;
+        do {
+            if (begin >= count_ || failed_.load(std::memory_order_relaxed)) return;
+            size = std::min<int64_t>(count_ - begin, std::max<int64_t>(grain_, (count_ - begin) / (2 * num_threads())));
+        } while (!next_.compare_exchange_weak(begin, begin + size, std::memory_order_relaxed));
         try {
-            call_(body_, int(begin), int(std::min<int64_t>(begin + grain_, count_)), thread);
+            call_(body_, int(begin), int(begin + size), thread);
         } catch (...) {
             std::lock_guard lock(mutex_);
             if (!failed_.exchange(true)) error_ = std::current_exception();

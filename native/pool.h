@@ -24,7 +24,7 @@ class ThreadPool {
 
     int num_threads() const { return int(workers_.size()) + 1; }
 
-    // Calls body(begin, end, thread) for chunks of at most `grain` items until [0, count) is done; thread is in
+    // Calls body(begin, end, thread) for chunks, of at least `grain` items but the last, until [0, count) is done; thread is in
     // 0..num_threads-1 and no two running calls share it. Which thread gets which chunk is not determined. The first
     // exception is rethrown here, after the chunks under way have ended; those not yet begun are dropped.
     template <class Body>

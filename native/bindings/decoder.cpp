@@ -126,6 +126,12 @@ View<3> hidden_states(BoundDecoder& self) {
                       {hidden.num_layers, hidden.num_layers ? hidden.values.rows / hidden.num_layers : 0, hidden.values.width});
 }
 
+nb::dict profile(BoundDecoder& self) {
+    nb::dict seconds;
+    for (size_t i = 0; i < kNumStages; ++i) seconds[stage_name(Stage(i))] = self.decoder().seconds()[i];
+    return seconds;
+}
+
 }  // namespace
 
 void bind_decoder(nb::module_& m) {
@@ -167,6 +173,7 @@ void bind_decoder(nb::module_& m) {
              nb::arg("parents") = nb::none(), nb::arg("hidden_layers") = nb::make_tuple(), nb::arg("embedding_rows") = nb::none(),
              nb::arg("embeddings") = nb::none())
         .def("hidden_states", hidden_states)
+        .def("profile", profile)
         .def(
             "move_slots",
             [](BoundDecoder& self, KVCache& cache, const Vector<int32_t>& block_table, const Vector<int32_t>& source,

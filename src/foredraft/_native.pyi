@@ -108,6 +108,10 @@ class Decoder:
     def hidden_states(self) -> NDArray[np.float32]:
         """[len(hidden_layers), rows, hidden] of the last pass, valid until the next."""
 
+    def profile(self) -> dict[str, float]:
+        """Seconds that the stages of the last pass took, summed over layers: embed, norm, projections, rotate, attention,
+        output, gate_up, down, head. Stages that read weights: projections, output, gate_up, down, head."""
+
     def move_slots(
         self, cache: KVCache, block_table: NDArray[np.int32], source: NDArray[np.int32], target: NDArray[np.int32]
     ) -> None:
