@@ -213,12 +213,15 @@ static void integer_run(const uint8_t* p, size_t block_bytes, const ActivationRo
     for (int m = 0; m < rows; ++m)
         for (int b = 0; b < B; ++b) acc[m][b] = f32_zero();
     const int num_groups = x.k / kGroup;
+    const uint8_t* const last_ahead = p + block_bytes - kPrefetchBytes;
     for (int group = 0, g = 0; group < num_groups; ++group) {
+        // Past the end of these blocks comes the same place in the next B.
+        const size_t skip = p + g * (F::kUnitBytes / F::kGroups) < last_ahead ? 0 : (B - 1) * block_bytes;
         typename F::template Group<B> w;
         for (int b = 0; b < B; ++b) {
             const uint8_t* block = p + b * block_bytes;
             F::load(block, g, b, w);
-            prefetch(block + g * (F::kUnitBytes / F::kGroups), F::kUnitBytes / F::kGroups);
+            prefetch(block + g * (F::kUnitBytes / F::kGroups) + skip, F::kUnitBytes / F::kGroups);
         }
         const size_t at = size_t(group) * x.rows + row0;
         const int8_t* codes = x.codes + at * kGroup;
