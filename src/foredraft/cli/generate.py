@@ -75,14 +75,13 @@ def _prompt(prompt: str | None, file: str | None) -> str:
 
 
 def _stream(llm: LLM, text: str, params: SamplingParams, *, raw: bool, trace_rounds: bool) -> Iterator[Chunk]:
-    on_round = None
     if trace_rounds:
         from foredraft.cli.rounds import RoundPrinter
 
-        on_round = RoundPrinter(llm.tokenizer)
+        llm.on_round(RoundPrinter(llm.tokenizer))
     if raw or llm.tokenizer.chat_template is None:
-        return llm.stream(text, params, on_round=on_round)
-    return llm.stream_chat([{"role": "user", "content": text}], params, on_round=on_round)
+        return llm.stream(text, params)
+    return llm.stream_chat([{"role": "user", "content": text}], params)
 
 
 def _print_answer(chunks: Iterator[Chunk], *, quiet: bool) -> Completion:

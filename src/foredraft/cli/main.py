@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import logging
 import os
 import sys
 import traceback
@@ -83,6 +84,18 @@ def group(ctx: click.Context) -> None:
 def run(args: Sequence[str] | None = None) -> int:
     """Runs one command line (that of the process if None). Returns the exit code."""
     session = Session()
+    log = logging.StreamHandler(sys.stderr)
+    log.setFormatter(logging.Formatter("foredraft: %(message)s"))
+    logger = logging.getLogger("foredraft")
+    logger.addHandler(log)
+    logger.setLevel(logging.INFO)
+    try:
+        return _run(args, session)
+    finally:
+        logger.removeHandler(log)
+
+
+def _run(args: Sequence[str] | None, session: Session) -> int:
     try:
         code = group.main(args, prog_name="foredraft", standalone_mode=False, obj=session)
         sys.stdout.flush()

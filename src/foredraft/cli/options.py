@@ -27,6 +27,8 @@ class EngineOptions:
     model: str
     drafter: str = "ngram"
     num_speculative_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
     rejection_sample_method: Literal["standard", "block"] = "standard"
     draft_quantize: Literal["auto", "q4", "none"] = "auto"
     draft_vocab: str | int = "auto"
@@ -45,6 +47,8 @@ def open_llm(options: EngineOptions, session: Session) -> LLM:
             options.model,
             options.drafter,
             num_speculative_tokens=options.num_speculative_tokens,
+            prompt_lookup_min=options.prompt_lookup_min,
+            prompt_lookup_max=options.prompt_lookup_max,
             rejection_sample_method=options.rejection_sample_method,
             draft_quantize=options.draft_quantize,
             draft_vocab=options.draft_vocab,
@@ -110,8 +114,7 @@ def engine_options(command: Command) -> Command:
             help=f"Precision of keys and values.{_shown('kv_cache_dtype')}",
         ),
     ]
-    names = [field.name for field in fields(EngineOptions)]
-    return _collect(command, flags, [*names, "speculative_config"], "options", _make_engine_options)
+    return _collect(command, flags, "options", _make_engine_options)
 
 
 def sampling_options(command: Command) -> Command:
@@ -140,21 +143,17 @@ def sampling_options(command: Command) -> Command:
         click.option("--ignore-eos", is_flag=True, default=None, help="Go on after an end-of-text token."),
         click.option("--logprobs", type=int, metavar="N", help="Report log-probabilities and N alternatives (--json)."),
     ]
-    names = [
-        "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "logprobs",
-    ]  # fmt: skip
-    return _collect(command, flags, names, "params", _make_sampling_params)
+    return _collect(command, flags, "params", _make_sampling_params)
 
 
 def _collect(
     command: Command,
     flags: Sequence[Callable[[Command], Command]],
-    names: Sequence[str],
     argument: str,
     make: Callable[[Mapping[str, Any]], object],
 ) -> Command:
     """Decorates `command` with flags, whose given values reach it made into one argument."""
+    names: list[str] = []
 
     @functools.wraps(command)
     def collected(**values: Any) -> object:
@@ -162,8 +161,10 @@ def _collect(
         return command(**values, **{argument: make(given)})
 
     decorated: Any = collected
+    num_others = len(getattr(command, "__click_params__", ()))
     for flag in reversed(flags):
         decorated = flag(decorated)
+    names += [param.name for param in decorated.__click_params__[num_others:]]
     result: Command = decorated
     return result
 
@@ -177,6 +178,8 @@ def _make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
     said = {
         "drafter": config.drafter,
         "num_speculative_tokens": config.num_speculative_tokens,
+        "prompt_lookup_min": config.prompt_lookup_min,
+        "prompt_lookup_max": config.prompt_lookup_max,
         "rejection_sample_method": config.rejection_sample_method,
         "draft_quantize": config.quantization,
     }

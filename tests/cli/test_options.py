@@ -1,0 +1,162 @@
+"""Flags → dataclasses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from foredraft.cli.options import EngineOptions, engine_options, sampling_options
+from foredraft.cli.speculative_config import SpeculativeConfig, parse_speculative_config
+from foredraft.errors import ParameterError
+from foredraft.types import SamplingParams
+
+
+@click.command()
+@engine_options
+@sampling_options
+def show(options: EngineOptions, params: SamplingParams) -> None:
+    click.echo(json.dumps([asdict(options), asdict(params)]))
+
+
+def parse(*args: str) -> tuple[EngineOptions, SamplingParams]:
+    result = CliRunner().invoke(show, ["-m", "m", *args], standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    options, params = json.loads(result.stdout)
+    params["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
+    params["stop"] = tuple(params["stop"])
+    params["stop_token_ids"] = tuple(params["stop_token_ids"])
+    return EngineOptions(**options), SamplingParams(**params)
+
+
+def test_the_defaults_are_the_dataclasses_own_but_greedy() -> None:
+    assert parse() == (EngineOptions("m"), SamplingParams(temperature=0))
+
+
+def test_every_flag_reaches_its_field() -> None:
+    line = (
+        "-d ngram+model:q -k 5 --rejection-sample-method block --draft-quantize q4 --draft-vocab 32k "
+        "-t 3 -c 4096 --kv-cache-dtype f32 -n 9 --temp 0.5 --top-p 0.9 --top-k 40 --min-p 0.05 --seed 7 "
+        "--stop a --stop b --presence-penalty 1 --frequency-penalty 0.5 --repetition-penalty 1.1 "
+        "--logit-bias 5=-100 --logit-bias 7=2.5 --min-tokens 3 --ignore-eos --logprobs 2"
+    )
+    options, params = parse(*line.split())
+    assert options == EngineOptions(
+        model="m",
+        drafter="ngram+model:q",
+        num_speculative_tokens=5,
+        rejection_sample_method="block",
+        draft_quantize="q4",
+        draft_vocab=32 * 1024,
+        threads=3,
+        max_model_len=4096,
+        kv_cache_dtype="f32",
+    )
+    assert params == SamplingParams(
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=7,
+        stop=("a", "b"),
+        presence_penalty=1,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        logit_bias={5: -100, 7: 2.5},
+        min_tokens=3,
+        ignore_eos=True,
+        logprobs=2,
+    )
+
+
+def test_no_field_of_the_engine_is_out_of_reach() -> None:
+    flags = {parameter.name for parameter in show.params}
+    unreachable = {field.name for field in fields(EngineOptions)} - flags
+    assert unreachable == {"prompt_lookup_min", "prompt_lookup_max"}  # --speculative-config has them
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("--temperature -1", "--temperature must be 0 (greedy) or more"),
+        ("--temperature nan", "--temperature must be a finite number"),
+        ("--top-p 0", "--top-p must be above 0"),
+        ("--top-p 1.5", "--top-p must be above 0 and at most 1"),
+        ("--top-k -2", "--top-k must be positive"),
+        ("--min-p 2", "--min-p must lie between"),
+        ("-n 0", "--max-tokens must be at least 1"),
+        ("--min-tokens 300", "--min-tokens must not exceed max_tokens"),
+        ("--repetition-penalty 0", "--repetition-penalty must be above 0"),
+        ("--presence-penalty 3", "--presence-penalty must lie between"),
+        ("--logprobs 21", "--logprobs must lie between"),
+        ("--logit-bias 5", "'5' is not of the form TOKEN_ID=BIAS"),
+        ("--logit-bias 5=x", "'5=x' is not of the form TOKEN_ID=BIAS"),
+        ("--logit-bias 5=101", "--logit-bias must lie between"),
+        ("-k -1", "-1 is not in the range"),
+        ("-k 1000000", "1000000 is not in the range"),
+        ("-t 0", "0 is not in the range"),
+        ("-c 0", "0 is not in the range"),
+        ("--draft-vocab zero", "'zero' is no number of tokens"),
+        ("--draft-vocab 0", "'0' is no number of tokens"),
+        ("--draft-quantize q3", "'q3' is not one of"),
+        ("--kv-cache-dtype bf16", "'bf16' is not one of"),
+        ("--rejection-sample-method tree", "'tree' is not one of"),
+        ("--seed x", "'x' is not a valid integer"),
+    ],
+)
+def test_an_impossible_value_is_bad_usage(args: str, words: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        parse(*args.split())
+    assert words in caught.value.format_message()
+
+
+def test_vllms_words_for_the_same_choices() -> None:
+    ngram = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
+    assert parse("--speculative-config", ngram)[0] == EngineOptions(
+        "m", num_speculative_tokens=5, prompt_lookup_max=4, prompt_lookup_min=2
+    )
+    model = '{"model": "org/draft:q4.gguf", "rejection_sample_method": "block", "quantization": "q4"}'
+    assert parse("--speculative-config", model)[0] == EngineOptions(
+        "m", "model:org/draft:q4.gguf", rejection_sample_method="block", draft_quantize="q4"
+    )
+    assert parse_speculative_config("{}") == SpeculativeConfig("ngram")
+    assert parse_speculative_config('{"model": null}') == SpeculativeConfig("ngram")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{method: ngram}", "is not JSON: "),
+        ("", "is not JSON: "),
+        ("[]", "must be a JSON object"),
+        ('{"num_speculative_token": 3}', "unknown key 'num_speculative_token'; did you mean 'num_speculative_tokens'?"),
+        ('{"xyzzy": 3}', "unknown key 'xyzzy'; known keys: method, model"),
+        ('{"method": "eagle3"}', "'eagle3' for 'method'; choose one of: ngram, draft_model"),
+        ('{"method": "draft_model"}', "needs 'model'"),
+        ('{"method": "ngram", "model": "x"}', "takes no 'model'"),
+        ('{"model": "x", "prompt_lookup_max": 3}', "'prompt_lookup_max' with method 'ngram' only"),
+        ('{"prompt_lookup_max": 2, "prompt_lookup_min": 3}', "'prompt_lookup_min' above"),
+        ('{"num_speculative_tokens": -1}', "from 0 to 64 for 'num_speculative_tokens'"),
+        ('{"num_speculative_tokens": true}', "from 0 to 64 for 'num_speculative_tokens'"),
+        ('{"num_speculative_tokens": "5"}', "from 0 to 64 for 'num_speculative_tokens'"),
+        ('{"model": 3}', "a string for 'model'"),
+        ('{"quantization": "fp8"}', "'fp8' for 'quantization'"),
+        ('{"rejection_sample_method": ["block"]}', "for 'rejection_sample_method'"),
+    ],
+)
+def test_a_wrong_speculative_config_is_named(text: str, words: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        parse("--speculative-config", text)
+    assert str(caught.value).startswith("--speculative-config ")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", ["-d none", "-k 3"])
+def test_a_flag_and_the_config_may_not_both_choose(flags: str) -> None:
+    with pytest.raises(click.UsageError, match="both choose"):
+        parse(*flags.split(), "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5}')
