@@ -42,7 +42,7 @@ def forbidden_imports(path: Path, source: str) -> list[str]:
         parts = name.split(".")
         if parts[0] in ("torch", "transformers") and TORCH_ROOMS.isdisjoint({room, path.stem}):
             found.append(name)
-        if parts[0] != "foredraft" or len(parts) == 1 or room in ("__init__", TESTING):
+        if parts[0] != "foredraft" or len(parts) == 1 or room in ("__init__", "__main__", TESTING):
             continue
         other = parts[1]
         is_above = other == room or other in MESSAGES

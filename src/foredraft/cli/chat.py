@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
@@ -29,23 +28,23 @@ HELP = "/exit ends the conversation, /clear forgets it; Ctrl-C stops an answer."
 @click.pass_obj
 def command(session: Session, options: EngineOptions, params: SamplingParams, system: str | None) -> None:
     """Talk with a model. Answers go to stdout; without a terminal each line of stdin is a turn."""
-    with closing(open_llm(options, session)) as llm:
-        if llm.tokenizer.chat_template is None:
-            raise ChatTemplateError(f"{options.model} has no chat template; use foredraft generate --raw")
-        conversation = Conversation(llm, params, system)
-        is_interactive = sys.stdin.isatty()
-        if is_interactive:
+    llm = open_llm(options, session)
+    if llm.tokenizer.chat_template is None:
+        raise ChatTemplateError(f"{options.model} has no chat template; use foredraft generate --raw")
+    conversation = Conversation(llm, params, system)
+    is_interactive = sys.stdin.isatty()
+    if is_interactive:
+        note(HELP)
+    for line in _lines(is_interactive):
+        if line == "/exit":
+            break
+        if line == "/clear":
+            conversation.clear()
+            note("[forgotten]")
+        elif line.startswith("/") and is_interactive:
             note(HELP)
-        for line in _lines(is_interactive):
-            if line == "/exit":
-                break
-            if line == "/clear":
-                conversation.clear()
-                note("[forgotten]")
-            elif line.startswith("/") and is_interactive:
-                note(HELP)
-            elif line.strip():
-                _answer(conversation, line, is_interactive)
+        elif line.strip():
+            _answer(conversation, line, is_interactive)
 
 
 class Conversation:
@@ -65,16 +64,15 @@ class Conversation:
         said: list[str] = []
         summary = None
         turn = [*self.messages, {"role": "user", "content": text}]
-        with closing(self._llm.stream_chat(turn, self._params)) as chunks:
-            try:
-                for chunk in chunks:
-                    said.append(chunk.text)
-                    write_answer(chunk.text)
-                    if chunk.completion is not None:
-                        summary = summarise(chunk.completion)
-            except KeyboardInterrupt:
-                if not sys.stdin.isatty():
-                    raise
+        try:
+            for chunk in self._llm.stream_chat(turn, self._params):
+                said.append(chunk.text)
+                write_answer(chunk.text)
+                if chunk.completion is not None:
+                    summary = summarise(chunk.completion)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
         self.messages = [*turn, {"role": "assistant", "content": "".join(said)}]
         write_answer("\n")
         return summary

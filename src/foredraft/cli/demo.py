@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,12 +46,12 @@ STYLES: Mapping[str, str] = {TARGET: "none", "ngram": "green", "model": "cyan"}
 @click.pass_obj
 def command(session: Session) -> None:
     """Answer a prompt plain and speculative with smollm2-135m (98 MB, downloaded once), and compare."""
-    with closing(open_llm(EngineOptions(MODEL), session)) as llm:
-        plain, speculative = run_interleaved(llm, PROMPT, PARAMS, NUM_RUNS)
-        is_identical = plain[-1].token_ids == speculative[-1].token_ids
-        console = make_console(sys.stdout)
-        console.print(f"[bold]Prompt[/bold]\n{PROMPT}", highlight=False)
-        console.print(side_by_side(llm.tokenizer, plain[-1], speculative[-1]))
+    llm = open_llm(EngineOptions(MODEL), session)
+    plain, speculative = run_interleaved(llm, PROMPT, PARAMS, NUM_RUNS)
+    is_identical = plain[-1].token_ids == speculative[-1].token_ids
+    console = make_console(sys.stdout)
+    console.print(f"[bold]Prompt[/bold]\n{PROMPT}", highlight=False)
+    console.print(side_by_side(llm.tokenizer, plain[-1], speculative[-1]))
     speeds = [statistics.median(run.timing.tokens_per_s for run in runs) for runs in (plain, speculative)]
     console.print(f"plain:       {speeds[0]:.1f} tokens/s")
     console.print(f"speculative: {speeds[1]:.1f} tokens/s, {speeds[1] / speeds[0]:.2f} times plain")

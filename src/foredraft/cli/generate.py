@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +47,9 @@ def command(
     text = _prompt(prompt, file)
     if prediction is not None:
         params = replace(params, prediction=read_text(prediction))
-    with closing(open_llm(options, session)) as llm:
-        chunks = _stream(llm, text, params, raw=raw, trace_rounds=trace_rounds)
-        completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM)
+    llm = open_llm(options, session)
+    chunks = _stream(llm, text, params, raw=raw, trace_rounds=trace_rounds)
+    completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM)
     if json_target is not None:
         write_json(as_json(completion), json_target)
     note(summarise(completion))

@@ -30,8 +30,8 @@ class EngineOptions:
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     rejection_sample_method: Literal["standard", "block"] = "standard"
-    draft_quantize: Literal["auto", "q4", "none"] = "auto"
-    draft_vocab: str | int = "auto"
+    draft_quantize: Literal["auto", "q4", "q8", "none"] = "auto"
+    draft_vocab: int | Literal["auto", "full"] = "auto"
     threads: int | None = None
     max_model_len: int | None = None
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
@@ -58,7 +58,8 @@ def open_llm(options: EngineOptions, session: Session) -> LLM:
             progress=progress,
         )
     if session.debug:
-        note(str(llm.memory_plan))
+        for plan in llm.memory_plans:
+            note(str(plan))
     return llm
 
 

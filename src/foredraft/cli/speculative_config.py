@@ -13,7 +13,7 @@ from foredraft.types import MAX_DRAFT
 
 FLAG = "--speculative-config"
 METHODS = ("ngram", "draft_model")
-QUANTIZATIONS = ("auto", "q4", "none")
+QUANTIZATIONS = ("auto", "q4", "q8", "none")
 REJECTION_SAMPLE_METHODS = ("standard", "block")
 
 

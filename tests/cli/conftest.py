@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from foredraft.cli.console import Session
+from foredraft.cli.options import EngineOptions
+from foredraft.drafters.ngram import NgramDrafter
+from foredraft.engine.generator import Generator
+from foredraft.testing import ByteTokenizer, TinyModel
+
+
+class TinyLLM(Generator):
+    """What `open_llm` gives, without files: a model whose text repeats itself, and its n-gram drafter."""
+
+    def __init__(self, options: EngineOptions, tokenizer: ByteTokenizer) -> None:
+        model = TinyModel(vocab_size=272, max_model_len=512, num_blocks=160, kinship=8.0)
+        drafters = [] if options.drafter == "none" else [NgramDrafter()]
+        super().__init__(model, tokenizer, drafters, adaptive=False, native=False, load_s=0.25)
+        self.options = options
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> list[TinyLLM]:
+    """Commands open tiny models; the list gets each as it is opened. The model `templateless` has no chat template."""
+    opened: list[TinyLLM] = []
+
+    def open_tiny(options: EngineOptions, session: Session) -> TinyLLM:
+        tokenizer = ByteTokenizer()
+        if options.model == "templateless":
+            monkeypatch.setattr(tokenizer, "chat_template", None)
+        opened.append(TinyLLM(options, tokenizer))
+        return opened[-1]
+
+    for command in ("generate", "chat", "demo"):
+        monkeypatch.setattr(f"foredraft.cli.{command}.open_llm", open_tiny)
+    return opened
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Puts bytes on standard input."""
+    return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
