@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from foredraft.cli.console import Session
 from foredraft.cli.options import EngineOptions
 from foredraft.drafters.ngram import NgramDrafter
-from foredraft.engine.generator import Generator
+from foredraft.engine.generator import Generator, Prompt
 from foredraft.testing import ByteTokenizer, TinyModel
+from foredraft.types import Chunk, SamplingParams
 
 
 class TinyLLM(Generator):
@@ -21,6 +22,13 @@ class TinyLLM(Generator):
         drafters = [] if options.drafter == "none" else [NgramDrafter()]
         super().__init__(model, tokenizer, drafters, adaptive=False, native=False, load_s=0.25)
         self.options = options
+        self.prompts: list[Prompt | Sequence[Prompt]] = []
+        self.requests: list[SamplingParams | None] = []
+
+    def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
+        self.prompts.append(prompts)
+        self.requests.append(params)
+        return super().stream(prompts, params)
 
 
 @pytest.fixture

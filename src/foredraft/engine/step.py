@@ -72,7 +72,7 @@ class Engine:
                 p.seq.num_computed += p.num_rows
             if self.on_round is not None:
                 times = (drafted - began, passed - drafted, perf_counter() - passed)
-                self.on_round(_make_round(p, draft, verdict, num_rows, times))
+                self.on_round(_make_round(p, r, draft, verdict, num_rows, times))
         for step in steps:
             if step.seq.finish_reason is not None:
                 self.remove(step.seq)
@@ -150,11 +150,11 @@ class Engine:
 
 
 def _make_round(
-    planned: Planned, draft: Draft, verdict: Verdict | None, num_rows: int, times: tuple[float, float, float]
+    planned: Planned, rows: Rows, draft: Draft, verdict: Verdict | None, num_rows: int, times: tuple[float, float, float]
 ) -> Round:
     return Round(
         sequence_id=planned.seq.id,
-        num_prompt_rows=planned.num_rows if not planned.seq.origins or verdict is None else 0,
+        num_prompt_rows=min(planned.num_rows, max(0, planned.seq.num_prompt_tokens - rows.start)),
         num_batch_rows=num_rows,
         proposed=tuple(draft.tokens),
         source=draft.source,
