@@ -86,10 +86,9 @@ def describe_core() -> dict[str, Any]:
 
 
 def describe_caches() -> dict[str, Any]:
-    from foredraft.models.hub import models_directory
-    from foredraft.models.load import packed_directory
+    from foredraft.models.hub import hub_directory, models_directory, packed_directory
 
-    caches = {"models": models_directory(), "packed_weights": packed_directory()}
+    caches = {"models": models_directory(), "hub": hub_directory(), "packed_weights": packed_directory()}
     report: dict[str, Any] = {
         name: {"path": str(path), "bytes": directory_bytes(path)} for name, path in caches.items()
     }
@@ -124,7 +123,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         ]
     rows += [
         (label, f"{caches[name]['path']}, {format_bytes(caches[name]['bytes'])}")
-        for label, name in (("models", "models"), ("packed weights", "packed_weights"))
+        for label, name in (("models", "models"), ("from the hub", "hub"), ("packed weights", "packed_weights"))
     ]
     rows.append(("free disk", format_bytes(caches["free_bytes"])))
     for extra, missing in installation["missing_extras"].items():
