@@ -30,7 +30,7 @@ def marked(example: tuple[str, str]) -> object:
     return pytest.param(*example, marks=pytest.mark.pair if needs_pair else pytest.mark.real, id=example[1][:60])
 
 
-@pytest.mark.parametrize(("language", "source"), map(marked, examples()))
+@pytest.mark.parametrize(("language", "source"), [marked(example) for example in examples()])
 def test_example(language: str, source: str) -> None:
     if language == "python":
         command = [sys.executable, "-W", "error", "-c", source]

@@ -150,7 +150,12 @@ class Engine:
 
 
 def _make_round(
-    planned: Planned, rows: Rows, draft: Draft, verdict: Verdict | None, num_rows: int, times: tuple[float, float, float]
+    planned: Planned,
+    rows: Rows,
+    draft: Draft,
+    verdict: Verdict | None,
+    num_rows: int,
+    times: tuple[float, float, float],
 ) -> Round:
     return Round(
         sequence_id=planned.seq.id,
