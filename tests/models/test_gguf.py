@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 from foredraft.errors import ModelFileError, UnsupportedModelError
 from foredraft.models.gguf import TensorInfo, read_gguf
+from foredraft.models.hub import resolve
 
 from .gguf_bytes import (
     BOOL,
@@ -203,3 +206,30 @@ def test_a_name_that_is_no_utf8(tmp_path):
     with open(path, "wb") as file:
         file.write(make_file([ARCHITECTURE]))
     assert read_gguf(os.fsdecode(path)).metadata["general.architecture"] == "llama"
+
+
+@pytest.mark.real
+def test_real_file_equals_the_gguf_package():
+    path = resolve("smollm2-135m")
+    ours, theirs = read_gguf(path), gguf.GGUFReader(path)
+    assert set(ours.metadata) == {key for key in theirs.fields if not key.startswith("GGUF.")}
+    for key, field in theirs.fields.items():
+        if not key.startswith("GGUF."):
+            assert ours.metadata[key] == field.contents(), key
+    assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
+    for theirs_tensor in theirs.tensors:
+        info = ours.tensors[theirs_tensor.name]
+        assert (info.type, info.shape) == (theirs_tensor.tensor_type.name, tuple(theirs_tensor.shape.tolist()))
+        assert (info.offset, info.nbytes) == (theirs_tensor.data_offset, theirs_tensor.n_bytes)
+
+
+@pytest.mark.pair
+def test_a_large_header_with_its_lists_takes_under_300_ms():
+    path = resolve("qwen2.5-coder-1.5b")
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        values = dict(read_gguf(path).metadata)
+        times.append(time.process_time() - start)
+    assert min(times) < 0.3
+    assert len(values["tokenizer.ggml.tokens"]) == 151936

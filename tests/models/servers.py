@@ -1,0 +1,98 @@
+"""A hub on this machine: what huggingface_hub and our own downloads ask of the real one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class LocalHub:
+    """`files`: what each repository holds. `broken_after`: the connection breaks off after so many bytes of a file."""
+
+    def __init__(self, files: dict[str, dict[str, bytes]]) -> None:
+        self.files = files
+        self.gated: set[str] = set()
+        self.broken_after: int | None = None
+        self.requests: list[str] = []  # METHOD path [range]
+        self.url = ""
+
+
+@contextmanager
+def local_hub(files: dict[str, dict[str, bytes]]) -> Iterator[LocalHub]:
+    hub = LocalHub(files)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def log_message(self, format: str, *args: object) -> None:
+            del format, args
+
+        def _answer(self, with_body: bool) -> None:
+            hub.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
+            path = self.path.partition("?")[0].strip("/").split("/")
+            if path == [""]:
+                self._send(200, b"hub", with_body)
+            elif path[:2] == ["api", "models"]:
+                self._send_api(*path[2:4], with_body=with_body)
+            else:
+                self._send_file("/".join(path[:2]), "/".join(path[4:]), with_body)
+
+        def _send_api(self, owner: str, name: str, with_body: bool) -> None:
+            repo = f"{owner}/{name}"
+            if repo not in hub.files:
+                return self._send(404, b"{}", with_body, {"X-Error-Code": "RepoNotFound"})
+            tree = [
+                {"type": "file", "path": path, "size": len(data), "oid": "0" * 40}
+                for path, data in hub.files[repo].items()
+            ]
+            siblings = [{"rfilename": path} for path in hub.files[repo]]
+            info = {"id": repo, "modelId": repo, "sha": "0" * 40, "siblings": siblings, "tags": [], "downloads": 0}
+            body = tree if "/tree/" in self.path else info
+            return self._send(200, json.dumps(body).encode(), with_body, {"Content-Type": "application/json"})
+
+        def _send_file(self, repo: str, file: str, with_body: bool) -> None:
+            if repo in hub.gated:
+                return self._send(403, b"", with_body, {"X-Error-Code": "GatedRepo"})
+            if file not in hub.files.get(repo, {}):
+                code = "EntryNotFound" if repo in hub.files else "RepoNotFound"
+                return self._send(404, b"", with_body, {"X-Error-Code": code, "X-Repo-Commit": "0" * 40})
+            data = hub.files[repo][file]
+            start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+            headers = {
+                "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+                "X-Repo-Commit": "0" * 40,
+                "Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}",
+            }
+            return self._send(206 if start else 200, data[start:], with_body, headers)
+
+        def _send(self, status: int, body: bytes, with_body: bool, headers: dict[str, str] | None = None) -> None:
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if with_body:
+                self.wfile.write(body if hub.broken_after is None else body[: hub.broken_after])
+
+    return Handler
