@@ -32,6 +32,7 @@ class EngineOptions:
     rejection_sample_method: Literal["standard", "block"] = "standard"
     draft_quantize: Literal["auto", "q4", "q8", "none"] = "auto"
     draft_vocab: int | Literal["auto", "full"] = "auto"
+    adaptive: bool = True
     threads: int | None = None
     max_model_len: int | None = None
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
@@ -52,6 +53,7 @@ def open_llm(options: EngineOptions, session: Session) -> LLM:
             rejection_sample_method=options.rejection_sample_method,
             draft_quantize=options.draft_quantize,
             draft_vocab=options.draft_vocab,
+            adaptive=options.adaptive,
             threads=options.threads,
             max_model_len=options.max_model_len,
             kv_cache_dtype=options.kv_cache_dtype,
@@ -106,6 +108,11 @@ def engine_options(command: Command) -> Command:
             metavar="N|32k|full",
             callback=_parse_draft_vocab,
             help=f"Tokens that a draft model proposes from.{_shown('draft_vocab')}",
+        ),
+        click.option(
+            "--adaptive/--no-adaptive",
+            default=None,
+            help="Let measured costs choose how much is drafted, or always draft the most. [default: adaptive]",
         ),
         click.option("-t", "--threads", type=click.IntRange(1, 1024), help="Threads. [default: processors we may use]"),
         click.option("-c", "--max-model-len", type=click.IntRange(1), help="Context in tokens. [default: the model's]"),

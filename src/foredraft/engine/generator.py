@@ -150,6 +150,9 @@ class Generator:
                 f"the prompt has {len(prompt)} tokens and the context holds {capacity} with the answer: "
                 "shorten the prompt or raise max_model_len"
             )
+        for token in params.logit_bias:
+            if not 0 <= token < self.model.vocab_size:
+                raise ParameterError("logit_bias", f"names token {token}, outside 0 .. {self.model.vocab_size - 1}")
         request_id = next(self._request_ids)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)

@@ -105,8 +105,8 @@ def load_core() -> Any:
         return importlib.import_module("foredraft._native")
     except ImportError as error:
         raise NativeCoreError(
-            f"the C++ core of foredraft is missing ({error}); install a C++20 compiler and reinstall: "
-            "pip install --force-reinstall --no-deps foredraft"
+            f"the C++ core of foredraft is missing ({error}); install a C++20 compiler (g++ or clang) and run "
+            "`pip install --force-reinstall --no-deps .` in foredraft's folder again"
         ) from None
 
 

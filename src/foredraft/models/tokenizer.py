@@ -290,7 +290,10 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _byte_level(fields: Mapping[str, Any], ids: dict[str, int], words: Words) -> tokenizers.Tokenizer:
-    parts = (merge.partition(" ") for merge in _list(fields, "merges", str))
+    texts, kinds = _list(fields, "tokens", str), _list(fields, "token_type", int, [_NORMAL] * len(ids))
+    has_words = any(len(text) > 1 and kind == _NORMAL for text, kind in zip(texts, kinds, strict=False))
+    # Writers leave an empty list out: right for a vocabulary of single bytes, damage for any other.
+    parts = (merge.partition(" ") for merge in _list(fields, "merges", str, None if has_words else []))
     merges = [(left, right) for left, _, right in parts]
     backend = tokenizers.Tokenizer(_bpe(ids, merges, ignore_merges=words.ignore_merges))
     cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated") for pattern in words.patterns]

@@ -1,0 +1,145 @@
+"""The command as users run it: a process, on a real (tiny) GGUF file."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from foredraft.cli.main import run
+from foredraft.testing import make_tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    make_tiny_gguf("llama", path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FOREDRAFT_OFFLINE", "1")
+    return tmp_path / "home"
+
+
+def start(*args: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "foredraft", *map(str, args)]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def test_the_same_text_with_and_without_speculation(model: Path, capsys) -> None:
+    args = ["generate", "-m", str(model), "-p", "abcabcabc", "-n", "60", "--ignore-eos", "--json", "--no-adaptive"]
+    answers = []
+    for more in (["-d", "none"], ["-d", "ngram"], ["-d", f"ngram+model:{model}", "-k", "4"], ["-d", f"model:{model}"]):
+        assert run([*args, *more]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert all(answer["token_ids"] == answers[0]["token_ids"] for answer in answers)
+    assert "model" in answers[-1]["origins"]
+
+
+def test_every_engine_flag_is_taken(model: Path, capsys) -> None:
+    flags = (
+        "-t 1 -c 256 --kv-cache-dtype f32 --draft-quantize none --draft-vocab full -k 2 "
+        "--rejection-sample-method block --temp 0.8 --seed 3"
+    )
+    args = ["generate", "-m", str(model), "-d", f"model:{model}", "-p", "abc", "-n", "8", *flags.split(), "--json"]
+    assert run(args) == 0
+    assert json.loads(capsys.readouterr().out)["usage"]["completion_tokens"] <= 8
+
+
+def test_debug_prints_the_plan_of_the_memory(model: Path, capsys) -> None:
+    assert run(["generate", "-m", str(model), "-p", "abc", "-n", "2", "--debug"]) == 0
+    err = capsys.readouterr().err
+    assert "packed weights" in err
+    assert "KV cache" in err
+
+
+def test_torch_stays_out(model: Path) -> None:
+    script = (
+        "import sys\nfrom foredraft.cli.main import run\n"
+        f"code = run(['generate', '-m', {str(model)!r}, '-p', 'abc', '-n', '4'])\n"
+        "sys.exit(code or 3 * bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["-d", "ngrm"], 2, "'ngrm' is unknown; did you mean 'ngram'?"),
+        (["-d", "model"], 2, "'model' needs its name"),
+        (["-d", "ngram+ngram"], 2, "names a drafter twice"),
+        (["-d", "model:smolm2-135m"], 1, "did you mean smollm2-135m"),
+        (["-c", "100000"], 2, "max_model_len must lie between"),
+        (["-p", "x" * 600], 1, "the prompt has"),
+        (["--logit-bias", "100000=1"], 2, "logit_bias names token 100000, outside 0 .. 262"),
+        (["-k", "65"], 2, "65 is not in the range"),
+    ],
+)
+def test_what_only_the_model_can_refuse(model: Path, capsys, args: list[str], code: int, words: str) -> None:
+    prompt = [] if "-p" in args else ["-p", "abc"]
+    assert run(["generate", "-m", str(model), *prompt, *args]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if not line.startswith("foredraft: repacking")]
+    assert len(lines) == 1
+    assert words in lines[0]
+
+
+def test_k_0_is_plain_decoding(model: Path, capsys) -> None:
+    assert run(["generate", "-m", str(model), "-p", "abcabc", "-n", "20", "-k", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["speculation"]["num_drafts"] == 0
+
+
+def test_list_and_rm_know_what_was_repacked(model: Path, capsys, home: Path) -> None:
+    assert run(["generate", "-m", str(model), "-p", "abc", "-n", "2"]) == 0
+    capsys.readouterr()
+    assert run(["list", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["models"]
+    assert listed["name"] == str(model)
+    assert listed["packed_bytes"] > 0
+    assert run(["list"]) == 0
+    assert str(model) in capsys.readouterr().out
+    assert run(["rm", str(model)]) == 0
+    assert model.exists()
+    assert list(home.rglob("*.fdp")) == []
+
+
+def test_ctrl_c_ends_at_once_and_quietly(model: Path, home: Path) -> None:
+    with start("chat", "-m", model) as slow:  # reads the end of stdin and leaves
+        assert slow.wait(30) == 0
+    process = start("generate", "-m", model, "-p", "abc", "-n", "400", "--ignore-eos", "-d", "none")
+    with process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        code = process.wait(30)
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+    assert code in (0, 130)  # 0: it had finished before the signal came
+    assert time.monotonic() - began < 5
+    assert "Traceback" not in errors
+    assert [path.name for path in home.rglob("*") if path.suffix not in (".fdp", "")] == []
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(model: Path) -> None:
+    with start("generate", "-m", model, "-p", "abc", "-n", "400", "--ignore-eos") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert process.wait(30) in (0, 1)
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+    assert "error" not in errors
