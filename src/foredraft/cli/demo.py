@@ -22,19 +22,14 @@ if TYPE_CHECKING:
     from foredraft.engine.llm import LLM
 
 MODEL = "smollm2-135m"
-PROMPT = """Rename the variable `total` to `amount` in this code and print the whole code again.
-
-```python
-def price(items, discount, tax):
-    total = 0
-    for item in items:
-        total = total + item.price * item.count
-    total = total - total * discount
-    total = total + total * tax
-    return total
-```
-"""
-PARAMS = SamplingParams(temperature=0, max_tokens=96)
+PROMPT = (
+    "What happens in this text? Answer with sentences from the text.\n\n"
+    "The harbor wakes before the sun. The fishermen carry their nets down to the boats, and the gulls follow them "
+    "along the wall. By noon the market is full of people, and the air smells of salt and fresh bread. In the evening "
+    "the boats come home, one after another, and the lamps along the pier are lit. Then the fog comes in from the sea, "
+    "and the harbor sleeps again."
+)
+PARAMS = SamplingParams(temperature=0, max_tokens=128)
 NUM_RUNS = 2
 
 #: Colours of a token's source.
@@ -50,7 +45,7 @@ def command(session: Session) -> None:
     plain, speculative = run_interleaved(llm, PROMPT, PARAMS, NUM_RUNS)
     is_identical = plain[-1].token_ids == speculative[-1].token_ids
     console = make_console(sys.stdout)
-    console.print(f"[bold]Prompt[/bold]\n{PROMPT}", highlight=False)
+    console.print(f"[bold]Prompt[/bold]\n{PROMPT}\n")
     console.print(side_by_side(llm.tokenizer, plain[-1], speculative[-1]))
     speeds = [statistics.median(run.timing.tokens_per_s for run in runs) for runs in (plain, speculative)]
     console.print(f"plain:       {speeds[0]:.1f} tokens/s")

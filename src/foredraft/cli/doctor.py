@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from foredraft.cli.console import STANDARD_STREAM, format_bytes, write_answer, write_json
-from foredraft.cli.options import debug_option
+from foredraft.cli.console import format_bytes, write_answer, write_json
+from foredraft.cli.options import debug_option, json_option
 from foredraft.errors import NativeCoreError
 
 #: Extra -> the modules that it brings.
@@ -29,9 +29,7 @@ BANDWIDTH_REPEATS = 3
 
 
 @click.command("doctor")
-@click.option(
-    "--json", "json_target", metavar="[FILE]", is_flag=False, flag_value=STANDARD_STREAM, help="Write a JSON object."
-)
+@json_option
 @debug_option
 def command(json_target: str | None) -> None:
     """Show kernel set, memory bandwidth, threads, caches and missing extras."""

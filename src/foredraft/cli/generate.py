@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foredraft.cli.console import STANDARD_STREAM, Session, note, read_text, write_answer, write_json
-from foredraft.cli.options import EngineOptions, debug_option, engine_options, open_llm, sampling_options
+from foredraft.cli.options import EngineOptions, debug_option, engine_options, json_option, open_llm, sampling_options
 from foredraft.cli.words import summarise
 from foredraft.errors import ForedraftError
 from foredraft.types import Chunk, Completion, SamplingParams
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 @click.option("--raw", is_flag=True, help="Continue the text as it is: no chat template.")
 @click.option("--prediction", metavar="FILE", help="Text that the answer will resemble; drafts are taken from it.")
 @sampling_options
-@click.option(
-    "--json", "json_target", metavar="[FILE]", is_flag=False, flag_value=STANDARD_STREAM,
-    help="Write a JSON object instead of text; or to FILE, beside the text.",
-)  # fmt: skip
+@json_option
 @click.option("--trace-rounds", is_flag=True, help="Show each round: proposed, accepted, corrected, times.")
 @debug_option
 @click.pass_obj

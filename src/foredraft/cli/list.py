@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from foredraft.cli.console import STANDARD_STREAM, format_bytes, write_answer, write_json
-from foredraft.cli.options import debug_option
+from foredraft.cli.console import format_bytes, write_answer, write_json
+from foredraft.cli.options import debug_option, json_option
 
 if TYPE_CHECKING:
     from foredraft.models.catalogue import CatalogueEntry
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("list")
-@click.option(
-    "--json", "json_target", metavar="[FILE]", is_flag=False, flag_value=STANDARD_STREAM, help="Write a JSON object."
-)
+@json_option
 @debug_option
 def command(json_target: str | None) -> None:
     """Show the models on this machine with the weights repacked from them, and what else the catalogue has."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from foredraft.cli.console import Session, note
+from foredraft.cli.console import STANDARD_STREAM, Session, note
 from foredraft.cli.speculative_config import QUANTIZATIONS, REJECTION_SAMPLE_METHODS, parse_speculative_config
 from foredraft.errors import ParameterError
 from foredraft.types import MAX_DRAFT, SamplingParams
@@ -63,6 +63,17 @@ def open_llm(options: EngineOptions, session: Session) -> LLM:
         for plan in llm.memory_plans:
             note(str(plan))
     return llm
+
+
+#: `--json [FILE]`: the command gets `json_target`, STANDARD_STREAM for no file, None without the flag.
+json_option = click.option(
+    "--json",
+    "json_target",
+    metavar="[FILE]",
+    is_flag=False,
+    flag_value=STANDARD_STREAM,
+    help="Write a JSON object to stdout, or to FILE.",
+)
 
 
 def debug_option(command: Command) -> Command:
