@@ -6,8 +6,8 @@ gives the same text with or without speculation, in any batch.
     key      (seed low, seed high)
     counter  (index, absolute position, choice << 8 | stream, pass)
 
-For noise over a vocabulary, token t has word t // 16 % 4 of index t // 64 * 16 + t % 16, so that 16 neighbours take one
-word each of 16 counters; for single numbers `index` is the draft node. `pass` counts the verifications of a sequence; it
+For noise over a vocabulary, token t has word t // 16 % 4 of index t // 64 * 16 + t % 16: 16 neighbours take one word
+each of 16 counters. For single numbers `index` is the draft node. `pass` counts the verifications of a sequence and
 stays 0 for the target's own noise.
 """
 

@@ -6,6 +6,7 @@ library, and the C++ one of the CPU core (`foredraft._native.Sampler`). A test h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -14,7 +15,7 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from foredraft.algo import filters
 from foredraft.algo.noise import NoiseKey, Stream, gumbel, token_uniforms, uniform
-from foredraft.algo.tree import chain, is_chain, path_to
+from foredraft.algo.tree import chain, check_parents, is_chain, path_to
 from foredraft.algo.verify import block_test, draw_from, ratio_test, sample_and_walk
 from foredraft.errors import NumericalError
 from foredraft.types import Array, Draft, SamplingParams, TokenLogprob, Verdict
@@ -274,6 +275,7 @@ class ArraySampler:
             raise ValueError(f"logits have shape {tuple(logits.shape)}; this draft needs {expected}")
         if len(parents) != len(tokens):
             raise ValueError(f"{len(tokens)} draft tokens have {len(parents)} parents")
+        check_parents(parents)
         for token in tokens:
             self._check_token(token, "draft")
         if probs is not None and (len(probs.shape) != 2 or probs.shape[0] != len(tokens)):
@@ -311,7 +313,10 @@ class _DraftLaws:
         if law.shape[0] < self._vocab_size:
             padding = xp.zeros((self._vocab_size - law.shape[0],), dtype=law.dtype, device=law.device)
             law = xp.concat([law, padding])
-        return law / xp.sum(law)
+        total = float(xp.sum(law))
+        if not 0 < total < math.inf:
+            raise ValueError("the draft's probabilities do not sum to a positive number")
+        return law / total
 
 
 def _to_double(x: Array) -> Array:
@@ -334,5 +339,5 @@ def _like(values: np.ndarray[Any, Any], logits: Array) -> Array:
 def _check_numbers(logits: Array) -> None:
     xp = array_namespace(logits)
     best = float(xp.max(logits))  # NaN if one is there
-    if not np.isfinite(best):
+    if not math.isfinite(best):
         raise NumericalError("the model produced logits that are not finite; its weights or its input are damaged")

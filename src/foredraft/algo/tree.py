@@ -24,16 +24,18 @@ def is_chain(parents: Sequence[int]) -> bool:
 
 
 def children_of(parents: Sequence[int]) -> list[list[int]]:
-    """Children by row, in ascending order: entry 0 belongs to the root, 1 + i to token i.
-
-    Raises ValueError for a parent that does not come first.
-    """
+    """Children by row, in ascending order: entry 0 belongs to the root, 1 + i to token i."""
     children: list[list[int]] = [[] for _ in range(1 + len(parents))]
+    for i, parent in enumerate(parents):
+        children[1 + parent].append(i)
+    return children
+
+
+def check_parents(parents: Sequence[int]) -> None:
+    """Raises ValueError unless every parent comes before its child."""
     for i, parent in enumerate(parents):
         if not -1 <= parent < i:
             raise ValueError(f"parents[{i}] is {parent}; a parent comes before its child, and -1 is the root")
-        children[1 + parent].append(i)
-    return children
 
 
 def tree_mask(parents: Sequence[int]) -> npt.NDArray[np.bool_]:

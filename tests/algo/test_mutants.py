@@ -1,0 +1,15 @@
+"""Each fault that is put in by hand makes its test fail, so the tests can see what they guard against."""
+
+from __future__ import annotations
+
+import pytest
+
+from .mutants import MUTANTS, Mutant
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch):
+    mutant.caught_by()
+    mutant.apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        mutant.caught_by()
