@@ -35,7 +35,7 @@ class Recital:
 
 
 def answer(context: Recital, propose=None, max_tokens: int = 20, chunk: int = 3):
-    peer = GreedyPeer("peer", context, frozenset({EOS}), Meter(), chunk=chunk, propose=propose)
+    peer = GreedyPeer("peer", context, frozenset({EOS}), Meter(), description="", chunk=chunk, propose=propose)
     return peer.run(PROMPT, max_tokens)
 
 

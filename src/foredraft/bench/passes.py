@@ -41,7 +41,7 @@ def measure_passes(
     num_repeats: int,
     read_gb_per_s: float,
     meter: Meter,
-    on_pass: Callable[[], None] | None = None,
+    on_pass: Callable[[int, int], None] | None = None,
 ) -> list[PassCost]:
     """Costs for every context and row count, in turns so that all counts see the same machine.
 
@@ -60,7 +60,7 @@ def measure_passes(
             for count in counts:
                 seconds[count].append(time_pass(model, table, context, count, meter))
                 if on_pass is not None:
-                    on_pass()
+                    on_pass(context, count)
         one = median(seconds[1])
         for count in counts:
             if count in rows:

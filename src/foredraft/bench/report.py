@@ -17,6 +17,7 @@ _ROW_HEADER = (
     "workload", "drafter", "prompts", "tokens/s", "speed-up", "of repeats", "spread", "identical", "acceptance",
     "tokens/pass", "prompt tok/s", "CPU ms/token", "J/token",
 )  # fmt: skip
+_TERMINAL = ("workload", "drafter", "tokens/s", "speed-up", "of repeats", "identical", "acceptance", "J/token")
 _PASS_HEADER = ("context", "rows", "ms", "T(M)/T(1)", "GB/s", "of bandwidth")
 
 
@@ -84,7 +85,9 @@ def machine_line(machine: Machine) -> str:
 
 
 def rows_table(rows: Sequence[Row]) -> Table:
-    return _table(_ROW_HEADER, [row_cells(row) for row in rows], num_names=2)
+    """What fits on a terminal; the page and the JSON object have the rest."""
+    kept = [_ROW_HEADER.index(name) for name in _TERMINAL]
+    return _table(_TERMINAL, [[cells[i] for i in kept] for cells in map(row_cells, rows)], num_names=2)
 
 
 def passes_table(costs: Sequence[PassCost]) -> Table:
@@ -107,7 +110,9 @@ def _table(header: Sequence[str], cells: Sequence[Sequence[str]], num_names: int
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     kept = _used_columns(cells)
     for i in kept:
-        table.add_column(header[i], justify="left" if i < num_names else "right", no_wrap=True)
+        table.add_column(
+            header[i], justify="left" if i < num_names else "right", no_wrap=i >= num_names, overflow="fold"
+        )
     for line in cells:
         table.add_row(*(line[i] for i in kept))
     return table

@@ -48,8 +48,12 @@ def write_answer(text: str) -> None:
 
 
 def write_json(value: Mapping[str, Any], target: str) -> None:
+    """One object, to stdout or to a file."""
+    write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", target)
+
+
+def write_text(text: str, target: str) -> None:
     """To stdout, or to a file that is replaced as a whole or not at all."""
-    text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
     if target == STANDARD_STREAM:
         write_answer(text)
         return

@@ -24,6 +24,7 @@ class DraftContext:
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     head_size: int | None = None  # a draft model's output head, in tokens
+    max_num_prefixes: int = 4  # finished caches that a draft model keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,13 @@ def _make_model(name: str, context: DraftContext) -> Drafter:
             "choose a draft of the same model family, or ngram"
         )
     head_size = context.head_size if context.head_size and context.head_size < model.vocab_size else None
-    return ModelDrafter("model", model, context.target.vocab_size, head_size=head_size)
+    return ModelDrafter(
+        "model",
+        model,
+        context.target.vocab_size,
+        head_size=head_size,
+        max_num_prefixes=context.max_num_prefixes,
+    )
 
 
 DRAFTERS: Mapping[str, DrafterKind] = {

@@ -95,7 +95,9 @@ class LLM(Generator):
             return loaded
 
         head_size = AUTO_DRAFT_VOCAB if draft_vocab == "auto" else None if draft_vocab == "full" else draft_vocab
-        context = DraftContext(target, tokenizer, load_draft, prompt_lookup_min, prompt_lookup_max, head_size)
+        context = DraftContext(
+            target, tokenizer, load_draft, prompt_lookup_min, prompt_lookup_max, head_size, max_num_prefixes
+        )
         drafters = make_drafters(drafter, context)
         self.memory_plans: list[MemoryPlan] = [m.memory_plan for m in (target, *self._drafts)]
         super().__init__(

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from foredraft.bench.machine import Meter
 from foredraft.bench.measure import Engine
@@ -57,8 +58,15 @@ def check_peers(names: Sequence[str]) -> list[str]:
     return list(distributions)
 
 
-def make_peer(name: str, settings: PeerSettings) -> Engine:
+class Peer(Engine, Protocol):
+    @property
+    def description(self) -> str:
+        """Settings that were chosen for it."""
+        ...
+
+
+def make_peer(name: str, settings: PeerSettings) -> Peer:
     """Loads the weights, and tries out the settings that depend on the machine. Slow. See `check_peers`."""
     module = importlib.import_module(f"{__name__}.{PEERS[name].module}")
-    engine: Engine = module.make(name, settings)
-    return engine
+    peer: Peer = module.make(name, settings)
+    return peer

@@ -34,10 +34,12 @@ class GreedyPeer:
         eos_ids: frozenset[int],
         meter: Meter,
         *,
+        description: str,
         chunk: int,
         propose: Callable[[Sequence[int]], list[int]] | None = None,
     ) -> None:
         self.name = name
+        self.description = description
         self._context = context
         self._eos_ids = eos_ids
         self._meter = meter

@@ -24,7 +24,7 @@ BATCH = 512
 LOOKUP_TOKENS = 2
 #: Settings whose better value depends on machine and model: flash attention, and repacking weights at load.
 CANDIDATES = tuple((flash, repack) for flash in (0, 1) for repack in (True, False))
-TRIAL_PROMPT, TRIAL_TOKENS, NUM_TRIALS = 128, 16, 4
+TRIAL_PROMPT, TRIAL_TOKENS, NUM_TRIALS = 64, 8, 4
 
 
 def make(name: str, settings: PeerSettings) -> GreedyPeer:
@@ -36,11 +36,13 @@ def make(name: str, settings: PeerSettings) -> GreedyPeer:
         found: list[int] = lookup(np.array(tokens, np.intc)).tolist()
         return found
 
+    context = LlamaContext(settings, flash, repack)
     return GreedyPeer(
         name,
-        LlamaContext(settings, flash, repack),
+        context,
         settings.eos_ids,
         settings.meter,
+        description=context.description,
         chunk=BATCH,
         propose=propose if name.endswith(":lookup") else None,
     )

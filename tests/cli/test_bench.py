@@ -1,0 +1,125 @@
+"""`bench` and `bench passes` on a real (tiny) GGUF file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foredraft.cli.main import run
+from foredraft.testing import make_tiny_gguf
+
+RUN_BENCH = "import sys; from foredraft.cli.main import main; main()"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    make_tiny_gguf("llama", path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FOREDRAFT_OFFLINE", "1")
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.jsonl"
+    lines = [
+        {"question_id": 1, "category": "one", "turns": ["abcabcabc", "and again"]},
+        {"question_id": 2, "category": "two", "turns": ["xyxyxyxyxy"]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_json_has_every_drafter_on_every_workload(model: Path, workload: Path, capsys) -> None:
+    drafters = f"ngram,none,ngram+model:{model}"
+    args = ["bench", "-m", str(model), "-d", drafters, "--workload", str(workload), "-n", "24", "--runs", "2", "--json"]
+    assert run(args) == 0
+    captured = capsys.readouterr()
+    value = json.loads(captured.out)
+    places = [(row["workload"], row["drafter"]) for row in value["rows"]]
+    assert places == [(w, d) for w in ("one", "two", "all") for d in ("none", "ngram", f"ngram+model:{model}")]
+    assert all(row["identical"] is True for row in value["rows"])
+    assert all(row["num_prompts"] == {"one": 2, "two": 1, "all": 3}[row["workload"]] for row in value["rows"])
+    assert value["machine"]["read_gb_per_s"] > 0
+    assert value["settings"]["max_tokens"] == 24
+    assert "speed-up" in captured.err
+
+
+def test_files_are_written_beside_the_table(model: Path, workload: Path, tmp_path: Path, capsys) -> None:
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    args = ["bench", "-m", str(model), "--workload", str(workload), "-n", "12", "--runs", "1", "--limit", "1"]
+    assert run([*args, "--markdown", str(page), "--json", str(figures)]) == 0
+    assert capsys.readouterr().out == ""
+    assert "| one | ngram |" in page.read_text()
+    assert {row["drafter"] for row in json.loads(figures.read_text())["rows"]} == {"none", "ngram"}
+
+
+def test_passes(model: Path, capsys) -> None:
+    args = ["bench", "passes", "-m", str(model), "--rows", "4,1", "--context", "32,64", "--runs", "2", "--json"]
+    assert run(args) == 0
+    captured = capsys.readouterr()
+    passes = json.loads(captured.out)["passes"]
+    assert [(cost["context"], cost["rows"]) for cost in passes] == [(32, 1), (32, 4), (64, 1), (64, 4)]
+    assert [cost["ratio"] for cost in passes if cost["rows"] == 1] == [1.0, 1.0]
+    assert "T(M)/T(1)" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["bench"], "Missing option '-m'"),
+        (["bench", "-m", "{model}", "--workload", "poetry"], "neither a file nor one of chat"),
+        (["bench", "-m", "{model}", "--peers", "vllm"], "'vllm' is not one of llama.cpp"),
+        (["bench", "-m", "{model}", "--runs", "0"], "Invalid value for '--runs'"),
+        (["bench", "-m", "{model}", "-d", "magic"], "'magic' is unknown"),
+        (["bench", "passes"], "Missing option '-m'"),
+        (["bench", "passes", "-m", "{model}", "--rows", "1,x"], "not of the form 1,2,4"),
+        (["bench", "passes", "-m", "{model}", "--context", "100000"], "do not fit"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(model: Path, capsys, args: list[str], words: str) -> None:
+    assert run([arg.format(model=model) for arg in args]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert captured.err.splitlines()[-1].startswith("foredraft: error:")
+
+
+def test_help_of_both(capsys) -> None:
+    assert run(["bench", "--help"]) == 0
+    assert "bench passes --help" in capsys.readouterr().out
+    assert run(["bench", "passes", "--help"]) == 0
+    assert "--rows" in capsys.readouterr().out
+
+
+def test_ctrl_c_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "figures.json"
+    target.parent.mkdir()
+    args = ["bench", "-m", str(model), "--runs", "1000", "--json", str(target)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN_BENCH, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ.copy()
+    )
+    assert process.stderr is not None
+    assert process.stdout is not None
+    for line in process.stderr:
+        if b"runs done" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest, output = process.stderr.read(), process.stdout.read()
+    assert process.wait(timeout=20) == 130
+    assert b"Traceback" not in rest
+    assert output == b""
+    assert list(target.parent.iterdir()) == []
+    process.stderr.close()
+    process.stdout.close()
