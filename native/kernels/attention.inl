@@ -17,12 +17,15 @@ static inline f32x16 load_cached(const uint8_t* base, size_t index) {
     else return f32_load(reinterpret_cast<const float*>(base) + index);
 }
 
-// scores[h][0..31] = scale * q_h . key of each slot of one block, for Heads heads; q is [head_dim][q_heads].
+// scores[h][0..31] = scale * q_h . key of each slot of one block, for Heads heads; q is [head_dim][q_heads]. As many bytes
+// as the block has are asked for at `next`.
 template <bool Half, int Heads>
-static void score_tile(const float* q, int q_heads, const uint8_t* keys, int head_dim, f32x16 scale, float* scores) {
+static void score_tile(const float* q, int q_heads, const uint8_t* keys, const uint8_t* next, int head_dim, f32x16 scale, float* scores) {
     f32x16 low[Heads], high[Heads];
     for (int h = 0; h < Heads; ++h) low[h] = high[h] = f32_zero();
+    constexpr int kRowBytes = Half ? 64 : 128;
     for (int d = 0; d < head_dim; ++d, q += q_heads) {
+        for (int line = 0; line < kRowBytes; line += 64) __builtin_prefetch(next + d * kRowBytes + line, 0, 3);
         const f32x16 k0 = load_cached<Half>(keys, size_t(d) * 32), k1 = load_cached<Half>(keys, size_t(d) * 32 + 16);
 #pragma GCC unroll 12
         for (int h = 0; h < Heads; ++h) {
@@ -37,13 +40,17 @@ static void score_tile(const float* q, int q_heads, const uint8_t* keys, int hea
     }
 }
 
-// sums[h] += sum over n positions of weights[h][i] * values[i], for 16 * Vectors of the head_dim columns from `column`.
+// sums[h] += sum over n positions of weights[h][i] * values[i], for 16 * Vectors of the head_dim columns from `column`. As
+// many bytes as are read are asked for at `next`.
 template <bool Half, int Heads, int Vectors>
-static void value_tile(const float* weights, const uint8_t* values, int n, int head_dim, int column, float* sums) {
+static void value_tile(const float* weights, const uint8_t* values, const uint8_t* next, int n, int head_dim, int column, float* sums) {
     f32x16 acc[Heads][Vectors];
     for (int h = 0; h < Heads; ++h)
         for (int v = 0; v < Vectors; ++v) acc[h][v] = f32_load(sums + h * head_dim + column + 16 * v);
+    constexpr size_t kElement = Half ? 2 : 4;
     for (int i = 0; i < n; ++i) {
+        for (size_t byte = 0; byte < 16 * Vectors * kElement; byte += 64)
+            __builtin_prefetch(next + (size_t(i) * head_dim + column) * kElement + byte, 0, 3);
         f32x16 value[Vectors];
         for (int v = 0; v < Vectors; ++v) value[v] = load_cached<Half>(values, size_t(i) * head_dim + column + 16 * v);
 #pragma GCC unroll 12
@@ -57,30 +64,31 @@ static void value_tile(const float* weights, const uint8_t* values, int n, int h
 }
 
 template <bool Half, int Heads>
-static void score_heads(int heads, const float* q, int q_heads, const uint8_t* keys, int head_dim, f32x16 scale, float* scores) {
-    if (heads == Heads) score_tile<Half, Heads>(q, q_heads, keys, head_dim, scale, scores);
-    else if constexpr (Heads > 1) score_heads<Half, Heads - 1>(heads, q, q_heads, keys, head_dim, scale, scores);
+static void score_heads(int heads, const float* q, int q_heads, const uint8_t* keys, const uint8_t* next, int head_dim, f32x16 scale,
+                        float* scores) {
+    if (heads == Heads) score_tile<Half, Heads>(q, q_heads, keys, next, head_dim, scale, scores);
+    else if constexpr (Heads > 1) score_heads<Half, Heads - 1>(heads, q, q_heads, keys, next, head_dim, scale, scores);
 }
 
 template <bool Half, int Heads>
-static void value_heads(int heads, const float* weights, const uint8_t* values, int n, int head_dim, float* sums) {
+static void value_heads(int heads, const float* weights, const uint8_t* values, const uint8_t* next, int n, int head_dim, float* sums) {
     if (heads == Heads) {
         int column = 0;
-        for (; column + 32 <= head_dim; column += 32) value_tile<Half, Heads, 2>(weights, values, n, head_dim, column, sums);
-        if (column < head_dim) value_tile<Half, Heads, 1>(weights, values, n, head_dim, column, sums);
+        for (; column + 32 <= head_dim; column += 32) value_tile<Half, Heads, 2>(weights, values, next, n, head_dim, column, sums);
+        if (column < head_dim) value_tile<Half, Heads, 1>(weights, values, next, n, head_dim, column, sums);
     } else if constexpr (Heads > 1) {
-        value_heads<Half, Heads - 1>(heads, weights, values, n, head_dim, sums);
+        value_heads<Half, Heads - 1>(heads, weights, values, next, n, head_dim, sums);
     }
 }
 
 static inline int num_tiles(int heads) { return (heads + kTileHeads - 1) / kTileHeads; }
 
 template <bool Half>
-static void add_values(int heads, const float* weights, const uint8_t* values, int n, int head_dim, float* sums) {
+static void add_values(int heads, const float* weights, const uint8_t* values, const uint8_t* next, int n, int head_dim, float* sums) {
     const int tiles = num_tiles(heads);
     for (int t = 0; t < tiles; ++t) {
         const int begin = heads * t / tiles, end = heads * (t + 1) / tiles;
-        value_heads<Half, kTileHeads>(end - begin, weights + 32 * begin, values, n, head_dim, sums + size_t(begin) * head_dim);
+        value_heads<Half, kTileHeads>(end - begin, weights + 32 * begin, values, next, n, head_dim, sums + size_t(begin) * head_dim);
     }
 }
 
@@ -143,9 +151,11 @@ static void attend(const foredraft::AttentionTask& t) {
     const f32x16 scale = f32_set(t.scale);
     for (int b = base_block; b <= last_slot / 32; ++b) {
         const uint8_t* keys = t.keys + t.block_table[b] * t.block_stride;
+        const uint8_t* next =
+            b < last_slot / 32 ? t.keys + t.block_table[b + 1] * t.block_stride : t.values + t.block_table[base_block] * t.block_stride;
         for (int i = 0; i < tiles; ++i) {
             const int begin = heads * i / tiles, end = heads * (i + 1) / tiles;
-            score_heads<Half, kTileHeads>(end - begin, queries + begin, heads, keys, head_dim, scale,
+            score_heads<Half, kTileHeads>(end - begin, queries + begin, heads, keys, next, head_dim, scale,
                                           scores + (b - base_block) * stride + 32 * begin);
         }
     }
@@ -181,7 +191,8 @@ static void attend(const foredraft::AttentionTask& t) {
         if (shared) {
             if (begin >= end) continue;
             const uint8_t* values = t.values + t.block_table[b] * t.block_stride + kElement * (begin - from) * head_dim;
-            add_values<Half>(heads, weights + (begin - from), values, end - begin, head_dim, sums);
+            const uint8_t* next = b < last_position / 32 ? t.values + t.block_table[b + 1] * t.block_stride : values;
+            add_values<Half>(heads, weights + (begin - from), values, next, end - begin, head_dim, sums);
             continue;
         }
         for (int r = 0; r < t.rows; ++r) {
@@ -196,7 +207,7 @@ static void attend(const foredraft::AttentionTask& t) {
                 int n = 1;
                 while (p + n < hi && (slot + n) % 32 != 0 && (p + n < t.start ? p + n : path[p + n - t.start]) == slot + n) ++n;
                 const uint8_t* values = t.values + t.block_table[slot / 32] * t.block_stride + kElement * (slot % 32) * head_dim;
-                add_values<Half>(t.group, row_weights + (p - from), values, n, head_dim, row_sums);
+                add_values<Half>(t.group, row_weights + (p - from), values, values, n, head_dim, row_sums);
                 p += n;
             }
         }
