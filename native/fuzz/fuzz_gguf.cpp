@@ -4,10 +4,14 @@
 //   g++ -DFOREDRAFT_FUZZ_MAIN -fsanitize=address,undefined ...     fuzz_gguf SECONDS [SEED]: the loop below does
 //
 // Both keep to one property: whatever parse_gguf accepts lies inside the bytes it was given.
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <random>
+#include <string>
 #include <vector>
 
 #include "formats/gguf.h"
@@ -56,12 +60,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     return 0;
 }
-
-#ifdef FOREDRAFT_FUZZ_MAIN
-#include <algorithm>
-#include <chrono>
-#include <random>
-#include <string>
 
 namespace {
 
@@ -128,6 +126,7 @@ void mutate(std::vector<uint8_t>& bytes, std::mt19937_64& random) {
 
 }  // namespace
 
+#ifdef FOREDRAFT_FUZZ_MAIN
 int main(int argc, char** argv) {
     double seconds = argc > 1 ? std::atof(argv[1]) : 10;
     std::mt19937_64 random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
@@ -143,5 +142,18 @@ int main(int argc, char** argv) {
         LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
     }
     std::printf("fuzz_gguf: %llu runs\n", runs);
+}
+#else
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
+
+// Without a sound file to start from now and then, most inputs would die at the magic number.
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned int seed) {
+    std::mt19937_64 random(seed);
+    if (random() % 2 != 0) return LLVMFuzzerMutate(data, size, max_size);
+    std::vector<uint8_t> bytes = random() % 8 == 0 ? sound_file() : std::vector<uint8_t>(data, data + size);
+    mutate(bytes, random);
+    size = std::min(bytes.size(), max_size);
+    std::copy_n(bytes.begin(), size, data);
+    return size;
 }
 #endif

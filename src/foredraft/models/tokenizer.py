@@ -313,14 +313,13 @@ def _sentencepiece(fields: Mapping[str, Any], ids: dict[str, int]) -> tokenizers
 
 def _merges_by_score(ids: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Every way to put a token together from two, best score first: SentencePiece's order as a list of merges."""
-    merges = []
-    for text, id in ids.items():
-        for middle in range(1, len(text)):
-            left, right = text[:middle], text[middle:]
-            if left in ids and right in ids:
-                merges.append((-scores[id], left, right))
-    merges.sort(key=lambda merge: merge[0])
-    return [(left, right) for _, left, right in merges]
+    best_first = sorted(ids, key=lambda text: -scores[ids[text]])
+    return [
+        (left, right)
+        for text in best_first
+        for middle in range(1, len(text))
+        if (left := text[:middle]) in ids and (right := text[middle:]) in ids
+    ]
 
 
 def _bpe(ids: dict[str, int], merges: list[tuple[str, str]], **options: bool) -> models.BPE:
