@@ -290,16 +290,21 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _byte_level(fields: Mapping[str, Any], ids: dict[str, int], words: Words) -> tokenizers.Tokenizer:
-    texts, kinds = _list(fields, "tokens", str), _list(fields, "token_type", int, [_NORMAL] * len(ids))
-    has_words = any(len(text) > 1 and kind == _NORMAL for text, kind in zip(texts, kinds, strict=False))
     # Writers leave an empty list out: right for a vocabulary of single bytes, damage for any other.
-    parts = (merge.partition(" ") for merge in _list(fields, "merges", str, None if has_words else []))
+    may_be_absent = "tokenizer.ggml.merges" not in fields and not _has_words(fields)
+    parts = (merge.partition(" ") for merge in _list(fields, "merges", str, [] if may_be_absent else None))
     merges = [(left, right) for left, _, right in parts]
     backend = tokenizers.Tokenizer(_bpe(ids, merges, ignore_merges=words.ignore_merges))
     cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated") for pattern in words.patterns]
     to_alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_alphabet])
     return backend
+
+
+def _has_words(fields: Mapping[str, Any]) -> bool:
+    texts = _list(fields, "tokens", str)
+    kinds = _list(fields, "token_type", int, [_NORMAL] * len(texts))
+    return any(len(text) > 1 and kind == _NORMAL for text, kind in zip(texts, kinds, strict=False))
 
 
 def _sentencepiece(fields: Mapping[str, Any], ids: dict[str, int]) -> tokenizers.Tokenizer:
