@@ -196,10 +196,15 @@ struct SuperSymmetric6 {
     }
 };
 
-// How far ahead of the sums memory is asked for, measured: a pass over few rows is best with less.
-constexpr int kPrefetchBytes = 6144, kPrefetchBytesFewRows = 4096, kFewRows = 2;
+// How far ahead of the codes memory is asked for, by block taken at a time: enough to cover its latency at full bandwidth.
+constexpr size_t kPrefetchBytes = 8192;
 
-static inline void prefetch(const uint8_t* p, int bytes) {
+// Asks for what the walk over this block, and then over the one B further on, will read some way after `offset`.
+template <int B>
+static inline void prefetch(const uint8_t* block, size_t offset, int bytes, size_t block_bytes) {
+    const size_t distance = B * kPrefetchBytes;
+    const size_t ahead = offset + (distance < block_bytes ? distance : block_bytes);
+    const uint8_t* p = block + ahead + (ahead < block_bytes ? 0 : (B - 1) * block_bytes);
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
 }
 
@@ -212,41 +217,44 @@ static void integer_run(const uint8_t* p, size_t block_bytes, const ActivationRo
     f32x16 acc[kRowRun][B];
     for (int m = 0; m < rows; ++m)
         for (int b = 0; b < B; ++b) acc[m][b] = f32_zero();
+    constexpr int kGroupBytes = F::kUnitBytes / F::kGroups;
     const int num_groups = x.k / kGroup;
-    const int ahead = rows <= kFewRows ? kPrefetchBytesFewRows : kPrefetchBytes;
-    const uint8_t* const last_ahead = p + block_bytes - ahead;
-    for (int group = 0, g = 0; group < num_groups; ++group) {
-        // Past the end of these blocks comes the same place in the next B.
-        const size_t skip = ahead + (p + g * (F::kUnitBytes / F::kGroups) < last_ahead ? 0 : (B - 1) * block_bytes);
+    for (int group = 0; group < num_groups; ++group) {
         typename F::template Group<B> w;
         for (int b = 0; b < B; ++b) {
             const uint8_t* block = p + b * block_bytes;
-            F::load(block, g, b, w);
-            prefetch(block + g * (F::kUnitBytes / F::kGroups) + skip, F::kUnitBytes / F::kGroups);
+            F::load(block + size_t(group / F::kGroups) * F::kUnitBytes, group % F::kGroups, b, w);
+            prefetch<B>(block, size_t(group) * kGroupBytes, kGroupBytes, block_bytes);
         }
         const size_t at = size_t(group) * x.rows + row0;
         const int8_t* codes = x.codes + at * kGroup;
         const float *scales = x.scales + at, *sums = x.sums + at;
         const int32_t* code_sums = x.code_sums + 2 * at;
         for (int m = 0; m < rows; ++m) F::add(w, {codes + m * kGroup, scales[m], sums[m], code_sums + 2 * m}, acc[m]);
-        if (++g == F::kGroups) {
-            g = 0;
-            p += F::kUnitBytes;
-        }
     }
     for (int m = 0; m < rows; ++m)
         for (int b = 0; b < B; ++b) f32_store(y + (row0 + m) * ldy + b * kChannels, acc[m][b]);
 }
 
+// Few rows wait for memory, which serves one stream faster than two; more rows wait for the processor, which then uses a
+// row's codes for several blocks.
+constexpr int kFewRows = 4;
+
 template <class F>
 static void matmul_integer(const PackedMatrix& w, const ActivationRows& x, float* y, size_t ldy, int block_begin, int block_end) {
     for (int row = 0; row < x.rows; row += kRowRun) {
         const int rows = x.rows - row < kRowRun ? x.rows - row : kRowRun;
-        int b = block_begin;
-        for (; block_end - b >= kBlocksAtOnce; b += kBlocksAtOnce)
-            integer_run<F, kBlocksAtOnce>(w.data + size_t(b) * w.block_bytes, w.block_bytes, x, row, rows, y + size_t(b) * kChannels, ldy);
-        for (; b < block_end; ++b)
-            integer_run<F, 1>(w.data + size_t(b) * w.block_bytes, w.block_bytes, x, row, rows, y + size_t(b) * kChannels, ldy);
+        for (int b = block_begin; b < block_end;) {
+            const uint8_t* p = w.data + size_t(b) * w.block_bytes;
+            float* out = y + size_t(b) * kChannels;
+            if (rows > kFewRows && block_end - b >= kBlocksAtOnce) {
+                integer_run<F, kBlocksAtOnce>(p, w.block_bytes, x, row, rows, out, ldy);
+                b += kBlocksAtOnce;
+            } else {
+                integer_run<F, 1>(p, w.block_bytes, x, row, rows, out, ldy);
+                ++b;
+            }
+        }
     }
 }
 
