@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,14 @@ class Mutant:
     old: str
     new: str
     caught_by: Callable[[], None]
+
+    @property
+    def listing(self) -> str:
+        """Its line in docs/losslessness.md."""
+        test = self.caught_by.func if isinstance(self.caught_by, partial) else self.caught_by
+        owner = self.owner.__name__.rpartition(".")[2]
+        module = test.__module__.rpartition(".")[2]
+        return f"| {self.name} | `{owner}.{self.function}` | `{module}.{test.__name__}` |"
 
     def apply(self, patch: pytest.MonkeyPatch) -> None:
         original = inspect.getattr_static(self.owner, self.function)
@@ -308,6 +317,6 @@ MUTANTS = [
         "logprobs",
         "filters.log_softmax(_to_double(logits))",
         "filters.log_softmax(self.scores(logits, []))",
-        lambda: test_sampler.test_logprobs_are_of_the_raw_logits(test_sampler.array_sampler),
+        partial(test_sampler.test_logprobs_are_of_the_raw_logits, test_sampler.array_sampler),
     ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from .mutants import MUTANTS, Mutant
@@ -13,3 +15,10 @@ def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch):
     mutant.apply(monkeypatch)
     with pytest.raises(AssertionError):
         mutant.caught_by()
+
+
+def test_every_mutant_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "losslessness.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("| ") and "`test_" in line] == [
+        mutant.listing for mutant in MUTANTS
+    ]
