@@ -55,6 +55,14 @@ def test_walk_is_lossless():
     assert_lossless(by_walk)
 
 
+def test_stopping_after_a_drawn_token_is_lossless():
+    """Drafting may stop because of the tokens drawn so far, as long as all of them are submitted."""
+    for _, target, draft in random_worlds(4):
+        for rule in (by_ratio, by_block):
+            emitted = one_pass(rule, target, draft, 3, lambda tokens: bool(tokens) and tokens[-1] == 0)
+            assert_is_target(completed(emitted, target, 4), target, 4)
+
+
 def test_one_hot_drafts_are_lossless_under_every_rule():
     for vocab, target, _ in random_worlds(2):
         for tokens in product(range(vocab), repeat=2):

@@ -45,15 +45,20 @@ def random_worlds(count: int) -> list[tuple[int, Law, Law]]:
     ]
 
 
-def one_pass(rule: Rule, target: Law, draft: Law, gamma: int) -> dict[tuple[int, ...], float]:
-    """The law of what one pass emits: accepted tokens and the one that follows them."""
+def one_pass(
+    rule: Rule, target: Law, draft: Law, gamma: int, is_enough: Callable[[list[int]], bool] = lambda tokens: False
+) -> dict[tuple[int, ...], float]:
+    """The law of what one pass emits: accepted tokens and the one that follows them.
+
+    is_enough(tokens): whether to submit the tokens drawn so far rather than draw another.
+    """
 
     def experiment(chance: Chance) -> tuple[int, ...]:
         tokens: list[int] = []
-        for _ in range(gamma):
+        while len(tokens) < gamma and not is_enough(tokens):
             tokens.append(chance.choose(draft(tuple(tokens))))
-        p = [target(tuple(tokens[:i])) for i in range(gamma + 1)]
-        q = [draft(tuple(tokens[:i])) for i in range(gamma)]
+        p = [target(tuple(tokens[:i])) for i in range(len(tokens) + 1)]
+        q = [draft(tuple(tokens[:i])) for i in range(len(tokens))]
         verdict = rule(chance, tokens, p, q)
         return (*(tokens[i] for i in verdict.accepted), verdict.token)
 

@@ -6,6 +6,7 @@ With `a_i` the chance that token i is accepted once those before it are, a draft
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 
@@ -47,3 +48,30 @@ def is_worth_another(
     now = expected_tokens(acceptance)
     more = expected_tokens([*acceptance, next_acceptance])
     return more / (pass_s[k + 1] + (k + 1) * draft_s) > now / (pass_s[k] + k * draft_s)
+
+
+def best_lengths(acceptance: Sequence[Sequence[float]], pass_s: Sequence[float], draft_s: float = 0.0) -> list[int]:
+    """Draft lengths for a batch that maximise the expected tokens per second of all sequences together.
+
+    acceptance [batch][n]: by position, for each sequence; pass_s[m]: seconds of a pass over batch + m rows; draft_s:
+    seconds to draft one more token for any number of sequences. The likeliest draft token is added first, since every
+    row costs the same and a token's gain is the chance that its path is accepted; the best number of rows is kept.
+    """
+    lengths = [0] * len(acceptance)
+    tokens = float(len(acceptance))
+    best, best_rate = list(lengths), tokens / pass_s[0]
+    # (-chance that the token is reached and accepted, sequence)
+    gains = [(-rates[0], i) for i, rates in enumerate(acceptance) if rates]
+    heapq.heapify(gains)
+    for num_rows in range(1, len(pass_s)):
+        if not gains:
+            break
+        negative, i = heapq.heappop(gains)
+        tokens -= negative
+        lengths[i] += 1
+        if lengths[i] < len(acceptance[i]):
+            heapq.heappush(gains, (negative * acceptance[i][lengths[i]], i))
+        rate = tokens / (pass_s[num_rows] + max(lengths) * draft_s)
+        if rate > best_rate:
+            best, best_rate = list(lengths), rate
+    return best
