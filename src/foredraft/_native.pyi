@@ -32,7 +32,7 @@ class KVCache:
 class Decoder:
     """A decoder-only transformer driven by a description. One pass at a time.
 
-    Norms after attention and feed-forward, norms of queries and keys, and biases are applied where their vectors are set.
+    Norms after attention and feed-forward, norms of queries and keys, and biases apply where their vectors are set.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Decoder:
     ) -> None:
         """`rope_tables`: 1 or 2 pairs (inverse frequencies [head_dim / 2], factor on cos and sin).
 
-        `layer_rope` [num_layers]: table of each layer. `layer_window` [num_layers]: positions each layer sees, the row's
-        own included; 0 sees all. Soft-caps of 0 are off. hidden_size, ffn_size and num_heads * head_dim are multiples of
-        32, head_dim of 16.
+        `layer_rope` [num_layers]: table of each layer. `layer_window` [num_layers]: positions each layer sees, the
+        row's own included; 0 sees all. Soft-caps of 0 are off. hidden_size, ffn_size and num_heads * head_dim are
+        multiples of 32, head_dim of 16.
         """
 
     @property
@@ -80,7 +80,7 @@ class Decoder:
         attn_q_norm,attn_k_norm}.weight, blk.{i}.attn_{q,k,v,output}.bias."""
 
     def set_embedding(self, ggml_type: int, vocab: int, hidden: int, data: NDArray[np.uint8]) -> None:
-        """The token embedding as it lies in the GGUF file; rows are dequantised as they are used. Refers to the array."""
+        """The token embedding as it lies in the GGUF file; rows are dequantised when used. Refers to the array."""
 
     def make_cache(self, num_blocks: int, half: bool) -> KVCache:
         """fp16 if `half`, else float32."""
@@ -96,11 +96,11 @@ class Decoder:
         embedding_rows: NDArray[np.int32] | None = None,
         embeddings: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
-        """One pass over all rows of all sequences. Returns logits [sum of num_logits, vocab_size], valid until the next.
+        """One pass over all rows of all sequences. Returns logits [sum of num_logits, vocab_size], valid till the next.
 
         `sequences` [num_sequences, 4]: start, num_rows, num_logits, num_table_blocks.
         `block_tables`: the sequences' tables, one after another.
-        `tokens` [rows]. `parents` [rows], indices within the row's own sequence, -1 for the committed text; None: chains.
+        `tokens` [rows]. `parents` [rows], indices within the row's own sequence, -1: the committed text; None: chains.
         `embedding_rows` [e], `embeddings` [e, hidden]: rows that take these instead of their token's (already scaled).
         `hidden_layers`: i < num_layers is the input of layer i, num_layers the output of the last, before its norm.
         """
@@ -109,8 +109,11 @@ class Decoder:
         """[len(hidden_layers), rows, hidden] of the last pass, valid until the next."""
 
     def profile(self) -> dict[str, float]:
-        """Seconds that the stages of the last pass took, summed over layers: embed, norm, projections, rotate, attention,
-        output, gate_up, down, head. Stages that read weights: projections, output, gate_up, down, head."""
+        """Seconds that the stages of the last pass took, summed over layers.
+
+        embed, norm, projections, rotate, attention, output, gate_up, down, head. Stages that read weights: projections,
+        output, gate_up, down, head.
+        """
 
     def move_slots(
         self, cache: KVCache, block_table: NDArray[np.int32], source: NDArray[np.int32], target: NDArray[np.int32]
