@@ -198,3 +198,34 @@ def time_matmul(
 
 def time_reading(bytes: int, threads: int, repeats: int) -> list[float]:
     """Bytes a second of plain reading, a figure a repeat."""
+
+# ── model files ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+class GgufMalformed(Exception):
+    """Not a well-formed file; the message is one line."""
+
+class GgufUnsupported(Exception):
+    """Well-formed, but of a version or with a tensor type that is not read; the message is one line."""
+
+class GgufFile:
+    """A GGUF file, mapped read-only; its header has been checked. Raises OSError, GgufMalformed, GgufUnsupported."""
+
+    def __init__(self, path: bytes) -> None: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def alignment(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def keys(self) -> list[str]: ...
+    def value(self, index: int) -> bool | int | float | str | list[bool] | list[int] | list[float] | list[str]:
+        """The value of `keys()[index]`, made anew."""
+
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+        """Name, ggml type, shape with the fastest axis first, offset from the start of the file, bytes."""
+
+    def view(self, offset: int, count: int) -> NDArray[np.uint8]:
+        """Bytes of the file, read-only, not copied."""
+
+    def drop_pages(self, offset: int, count: int) -> None:
+        """Gives the memory of whole pages in a range back; they are read again when touched."""

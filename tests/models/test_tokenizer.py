@@ -165,6 +165,12 @@ def test_same_tokenizer_names_the_first_difference():
     assert "\n" not in reason
 
 
+def test_a_missing_pre_tokenizer_is_the_default_and_reported(caplog):
+    fields = {key: value for key, value in FIELDS.items() if key != "tokenizer.ggml.pre"}
+    assert_equals_llama_cpp(Tokenizer(fields), GOLDEN["pre"]["default"])
+    assert "names no pre-tokenizer" in caplog.text
+
+
 def test_fields_may_come_from_a_file(tmp_path):
     path = save_vocabulary(tmp_path / "vocabulary.gguf", FIELDS)
     assert Tokenizer(read_gguf(path).metadata).encode(AWKWARD[2]) == GOLDEN["pre"]["gpt-2"]["plain"][2]

@@ -124,7 +124,6 @@ def remove_model(name: str) -> int:
         with locked(models_directory(), name):
             _delete(files)
             shutil.rmtree(parts_directory(models_directory(), name), ignore_errors=True)
-        (models_directory() / f".{name}.lock").unlink(missing_ok=True)
     else:
         _delete(files)
         if match := _HUB_ID.fullmatch(name):
@@ -218,7 +217,9 @@ def _download_from_hub(repo: str, file: str | None, folder: Path) -> Path:
     except errors.GatedRepoError:
         raise DownloadError(f"{repo} is gated: accept its terms on {endpoint}/{repo} and set HF_TOKEN") from None
     except errors.RepositoryNotFoundError:
-        raise DownloadError(f"{repo} is not on {endpoint}, or it is private: check the name, or set HF_TOKEN") from None
+        raise DownloadError(
+            f"{repo} is no path here, and not on {endpoint} or private there: check the name, or set HF_TOKEN"
+        ) from None
     except errors.EntryNotFoundError:
         raise DownloadError(f"{repo} has no file {file}; see {endpoint}/{repo}/tree/main") from None
     except errors.HFValidationError:

@@ -7,6 +7,7 @@ Text never crosses the engine: it sees ids, and bytes come out again through `to
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ class Tokenizer:
                 "these are: gpt2 (byte-level BPE), llama (SentencePiece)"
             )
         self._is_byte_level = kind == "gpt2"
-        words = _words(_field(fields, "pre", str, "default")) if self._is_byte_level else Words(())
+        words = _words(fields) if self._is_byte_level else Words(())
         self._texts = _list(fields, "tokens", str)
         self._kinds = _list(fields, "token_type", int, [_NORMAL] * len(self._texts))
         if len(self._kinds) < len(self._texts) or not self._texts:
@@ -263,7 +264,12 @@ def _list(fields: Mapping[str, Any], name: str, kind: type[_T], default: list[_T
     return values
 
 
-def _words(pre: str) -> Words:
+def _words(fields: Mapping[str, Any]) -> Words:
+    pre = _field(fields, "pre", str, "default")
+    if "tokenizer.ggml.pre" not in fields:
+        logging.getLogger(__name__).warning(
+            "the model file names no pre-tokenizer (an old converter wrote it): answers may be worse than they should be"
+        )
     try:
         return PRE_TOKENIZERS[pre]
     except KeyError:
