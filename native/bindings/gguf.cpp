@@ -7,8 +7,10 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "formats/gguf.h"
+#include "formats/sentencepiece.h"
 
 namespace nb = nanobind;
 
@@ -84,6 +86,21 @@ nb::list make_tensors(const GgufHeader& header) {
     return tensors;
 }
 
+// [(left, right)] of the very strings that were given; those that are no UTF-8 take no part.
+nb::list make_merges(const nb::list& tokens, const std::vector<float>& scores) {
+    if (scores.size() != tokens.size()) throw std::invalid_argument("tokens and scores differ in number");
+    std::vector<std::string_view> texts;
+    for (nb::handle token : tokens) {
+        Py_ssize_t size = 0;
+        const char* text = PyUnicode_AsUTF8AndSize(token.ptr(), &size);
+        if (text == nullptr) PyErr_Clear();
+        texts.emplace_back(text == nullptr ? "" : text, text == nullptr ? 0 : static_cast<size_t>(size));
+    }
+    nb::list merges;
+    for (Merge merge : sentencepiece_merges(texts, scores)) merges.append(nb::make_tuple(tokens[merge.left], tokens[merge.right]));
+    return merges;
+}
+
 using ReadOnlyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>, nb::c_contig>;
 
 }  // namespace
@@ -100,6 +117,7 @@ void bind_gguf(nb::module_& m) {
         }
     });
 
+    m.def("sentencepiece_merges", &make_merges);
     nb::class_<GgufFile>(m, "GgufFile", "A GGUF file, mapped read-only; its header has been checked.")
         .def("__init__", [](GgufFile* self, nb::bytes path) { new (self) GgufFile(std::string(path.c_str(), path.size())); })
         .def_prop_ro("version", [](const GgufFile& self) { return self.header.version; })

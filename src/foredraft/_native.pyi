@@ -207,6 +207,12 @@ class GgufMalformed(Exception):
 class GgufUnsupported(Exception):
     """Well-formed, but of a version or with a tensor type that is not read; the message is one line."""
 
+def sentencepiece_merges(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
+    """Every way to put a token together from two, the best score of the whole first. `tokens` are distinct.
+
+    Of equal scores the earlier token comes first, then the shorter left part. Tokens with lone surrogates take no part.
+    """
+
 class GgufFile:
     """A GGUF file, mapped read-only; its header has been checked. Raises OSError, GgufMalformed, GgufUnsupported."""
 

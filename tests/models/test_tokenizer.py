@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import transformers
 
 from foredraft.errors import ModelFileError, UnsupportedModelError
-from foredraft.models.gguf import read_gguf
+from foredraft.models.gguf import load_core, read_gguf
 from foredraft.models.hub import resolve
 from foredraft.models.tokenizer import PRE_TOKENIZERS, Tokenizer, same_tokenizer
 
@@ -39,6 +40,39 @@ def test_ids_equal_llama_cpp_for_every_pre_tokenizer(pre):
 def test_ids_equal_llama_cpp_for_sentencepiece(case):
     tokenizer = Tokenizer(sentencepiece_fields(**SENTENCEPIECE_SETTINGS[case]))
     assert_equals_llama_cpp(tokenizer, GOLDEN["sentencepiece"][case])
+
+
+def test_merges_by_score_equal_their_plain_definition():
+    pieces = [
+        "a",
+        "b",
+        "é",
+        "▁",
+        "ab",
+        "aé",
+        "▁a",
+        "▁▁",
+        "aa",
+        "aaa",
+        "aab",
+        "▁ab",
+        "éé",
+        "日",
+        "日é",
+        "<0x41>",
+        "\udcff",
+        "a\udcff",
+    ]
+    scores = [-float(i * 7 % 5) for i in range(len(pieces))]
+    scores[9] = float("nan")
+    order = sorted(range(len(pieces)), key=lambda i: math.inf if math.isnan(scores[i]) else -scores[i])
+    texts = [pieces[i] for i in order if "\udcff" not in pieces[i]]
+    splits = [(text[:at], text[at:]) for text in texts for at in range(1, len(text))]
+    expected = [(left, right) for left, right in splits if left in pieces and right in pieces]
+    assert len(expected) > 8
+    assert load_core().sentencepiece_merges(pieces, scores) == expected
+    with pytest.raises(ValueError, match="differ in number"):
+        load_core().sentencepiece_merges(pieces, scores[1:])
 
 
 @pytest.mark.parametrize("text", AWKWARD)

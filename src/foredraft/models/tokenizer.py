@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from foredraft.errors import ModelFileError, UnsupportedModelError
+from foredraft.models.gguf import load_core
 
 # Kinds of a token in the file.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -317,20 +318,11 @@ def _sentencepiece(fields: Mapping[str, Any], ids: dict[str, int]) -> tokenizers
     scores = _list(fields, "scores", float)
     if len(scores) < len(ids):
         raise ModelFileError("the vocabulary is longer than its table of scores; download the file again")
-    backend = tokenizers.Tokenizer(_bpe(ids, _merges_by_score(ids, scores), byte_fallback=True))
+    # SentencePiece's order of merging, by score, as a list of merges.
+    merges = load_core().sentencepiece_merges(list(ids), [scores[id] for id in ids.values()])
+    backend = tokenizers.Tokenizer(_bpe(ids, merges, byte_fallback=True))
     backend.normalizer = normalizers.Replace(" ", "▁")
     return backend
-
-
-def _merges_by_score(ids: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to put a token together from two, best score first: SentencePiece's order as a list of merges."""
-    best_first = sorted(ids, key=lambda text: -scores[ids[text]])
-    return [
-        (left, right)
-        for text in best_first
-        for middle in range(1, len(text))
-        if (left := text[:middle]) in ids and (right := text[middle:]) in ids
-    ]
 
 
 def _bpe(ids: dict[str, int], merges: list[tuple[str, str]], **options: bool) -> models.BPE:
