@@ -43,26 +43,7 @@ def test_ids_equal_llama_cpp_for_sentencepiece(case):
 
 
 def test_merges_by_score_equal_their_plain_definition():
-    pieces = [
-        "a",
-        "b",
-        "é",
-        "▁",
-        "ab",
-        "aé",
-        "▁a",
-        "▁▁",
-        "aa",
-        "aaa",
-        "aab",
-        "▁ab",
-        "éé",
-        "日",
-        "日é",
-        "<0x41>",
-        "\udcff",
-        "a\udcff",
-    ]
+    pieces = [*"abé▁日", "ab", "aé", "▁a", "▁▁", "aa", "aaa", "aab", "▁ab", "éé", "日é", "<0x41>", "\udcff", "a\udcff"]
     scores = [-float(i * 7 % 5) for i in range(len(pieces))]
     scores[9] = float("nan")
     order = sorted(range(len(pieces)), key=lambda i: math.inf if math.isnan(scores[i]) else -scores[i])

@@ -269,7 +269,7 @@ def _words(fields: Mapping[str, Any]) -> Words:
     pre = _field(fields, "pre", str, "default")
     if "tokenizer.ggml.pre" not in fields:
         logging.getLogger(__name__).warning(
-            "the model file names no pre-tokenizer (an old converter wrote it): answers may be worse than they should be"
+            "the model file names no pre-tokenizer (an old converter wrote it): answers may be worse than need be"
         )
     try:
         return PRE_TOKENIZERS[pre]
