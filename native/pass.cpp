@@ -237,29 +237,31 @@ void Decoder::finish_projections(int layer_index, KVCache& cache, const PassPlan
 }
 
 ActivationRows Decoder::attend(int layer_index, KVCache& cache, const PassPlan& plan, std::span<const int32_t> block_tables) {
-    const int group = config_.num_heads / config_.num_kv_heads, head_dim = config_.head_dim, width = group * head_dim;
+    const int group = config_.num_heads / config_.num_kv_heads, head_dim = config_.head_dim, num_heads = config_.num_heads;
     const int window = config_.layer_window[size_t(layer_index)];
     const bool quantise = reads_codes(layers_[size_t(layer_index)].output);
-    // Where a kv head's outputs are whole groups, its rows lie together and whoever computed them quantises them.
-    const bool by_head = quantise && width % kGroup == 0;
-    const ActivationRows out = attended_.rows(plan.num_rows, config_.num_heads * head_dim);
-    const int num_tiles = int(plan.tiles.size());
-    pool_.parallel_for(num_tiles * config_.num_kv_heads, 1, [&](int begin, int end, int thread) {
+    const ActivationRows out = attended_.rows(plan.num_rows, num_heads * head_dim);
+    // Threads that would idle share the query heads of a kv head.
+    const int num_tasks = int(plan.tiles.size()) * config_.num_kv_heads;
+    const int parts = head_dim % kGroup ? 1 : std::min(group, (pool_.num_threads() + num_tasks - 1) / num_tasks);
+    // Where a task's outputs are whole groups, its rows lie together and it quantises them itself.
+    const bool by_task = quantise && (head_dim % kGroup == 0 || group * head_dim % kGroup == 0);
+    pool_.parallel_for(num_tasks * parts, 1, [&](int begin, int end, int thread) {
         for (int i = begin; i < end; ++i) {
-            const AttentionTile& tile = plan.tiles[size_t(i / config_.num_kv_heads)];
-            const int kv_head = i % config_.num_kv_heads;
+            const AttentionTile& tile = plan.tiles[size_t(i / parts / config_.num_kv_heads)];
+            const int kv_head = i / parts % config_.num_kv_heads, part = i % parts;
+            const int head = kv_head * group + group * part / parts, heads = group * (part + 1) / parts - group * part / parts;
+            const int width = heads * head_dim;
             const size_t row = size_t(tile.first_row);
             int32_t first[kMaxTileRows];
             for (int r = 0; r < tile.num_rows; ++r) first[r] = window ? std::max(0, plan.positions[row + size_t(r)] - window + 1) : 0;
-            float* head_out =
-                attended_.values() + (by_head ? size_t(kv_head) * size_t(plan.num_rows) * size_t(width) : size_t(kv_head) * size_t(width));
-            const size_t out_stride = by_head ? size_t(width) : size_t(config_.num_kv_heads) * size_t(width);
+            float* head_out = attended_.values() + size_t(head) * size_t(head_dim) * (by_task ? size_t(plan.num_rows) : 1);
             AttentionTask task{};
             task.rows = tile.num_rows;
-            task.group = group;
+            task.group = heads;
             task.head_dim = head_dim;
-            task.q_stride = size_t(config_.num_heads) * size_t(head_dim);
-            task.q = &query_[row * task.q_stride + size_t(kv_head) * size_t(width)];
+            task.q_stride = size_t(num_heads) * size_t(head_dim);
+            task.q = &query_[row * task.q_stride + size_t(head) * size_t(head_dim)];
             task.positions = &plan.positions[row];
             task.first = first;
             task.start = tile.start;
@@ -272,16 +274,16 @@ ActivationRows Decoder::attend(int layer_index, KVCache& cache, const PassPlan& 
             task.half = cache.half();
             task.scale = config_.attention_scale;
             task.softcap = config_.attention_softcap;
-            task.out = head_out + row * out_stride;
-            task.out_stride = out_stride;
+            task.out_stride = size_t(by_task ? width : num_heads * head_dim);
+            task.out = head_out + row * task.out_stride;
             task.scratch = scratch_[size_t(thread)].data();
             kernels_.attention(task);
-            if (by_head)
-                kernels_.quantize_rows(part_of(out, kv_head * width / kGroup, width, head_out), tile.first_row,
+            if (by_task)
+                kernels_.quantize_rows(part_of(out, head * head_dim / kGroup, width, head_out), tile.first_row,
                                        tile.first_row + tile.num_rows);
         }
     });
-    if (quantise && !by_head)
+    if (quantise && !by_task)
         pool_.parallel_for(plan.num_rows, kRowGrain, [&](int begin, int end, int) { kernels_.quantize_rows(out, begin, end); });
     return out;
 }
