@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from foredraft.cli.console import Session, note, write_answer
+from foredraft.cli.console import Session, hold_log, note, write_answer
 from foredraft.cli.options import EngineOptions, debug_option, engine_options, open_llm, sampling_options
 from foredraft.cli.words import summarise
 from foredraft.errors import ChatTemplateError, PromptTooLongError
@@ -80,7 +80,9 @@ class Conversation:
 
 def _answer(conversation: Conversation, text: str, is_interactive: bool) -> None:
     try:
-        note(conversation.answer(text) or "[stopped]")
+        with hold_log():
+            summary = conversation.answer(text)
+        note(summary or "[stopped]")
     except PromptTooLongError as error:
         if not is_interactive:
             raise

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import logging.handlers
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -39,6 +42,23 @@ def make_console(stream: IO[str]) -> Console:
 def note(text: str) -> None:
     """A line for the person, beside the answer."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def hold_log() -> Iterator[None]:
+    """While an answer streams to a terminal, log lines wait for its end: they would cut it in two."""
+    if not sys.stdout.isatty():
+        yield
+        return
+    logger = logging.getLogger("foredraft")
+    held = logging.handlers.MemoryHandler(capacity=1000, flushLevel=logging.CRITICAL + 1)
+    printing, logger.handlers = logger.handlers, [held]
+    try:
+        yield
+    finally:
+        logger.handlers = printing
+        for record in held.buffer:
+            logger.handle(record)
 
 
 def write_answer(text: str) -> None:

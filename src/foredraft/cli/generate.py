@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foredraft.cli.console import STANDARD_STREAM, Session, note, read_text, write_answer, write_json
+from foredraft.cli.console import STANDARD_STREAM, Session, hold_log, note, read_text, write_answer, write_json
 from foredraft.cli.options import EngineOptions, debug_option, engine_options, json_option, open_llm, sampling_options
 from foredraft.cli.words import summarise
 from foredraft.errors import ForedraftError
@@ -46,7 +46,8 @@ def command(
         params = replace(params, prediction=read_text(prediction))
     llm = open_llm(options, session)
     chunks = _stream(llm, text, params, raw=raw, trace_rounds=trace_rounds)
-    completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM)
+    with hold_log():
+        completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM)
     if json_target is not None:
         write_json(as_json(completion), json_target)
     note(summarise(completion))
