@@ -196,16 +196,17 @@ struct SuperSymmetric6 {
     }
 };
 
-// How far ahead of the codes memory is asked for, by block taken at a time: enough to cover its latency at full bandwidth.
-constexpr size_t kPrefetchBytes = 8192;
+// How many groups ahead of the codes memory is asked for, by block taken at a time: enough to cover its latency at full
+// bandwidth.
+constexpr size_t kPrefetchGroups = 28;
 
 // Asks for what the walk over this block, and then over the one B further on, will read some way after `offset`.
 template <int B>
-static inline void prefetch(const uint8_t* block, size_t offset, int bytes, size_t block_bytes) {
-    const size_t distance = B * kPrefetchBytes;
+static inline void prefetch(const uint8_t* block, size_t offset, size_t bytes, size_t block_bytes) {
+    const size_t distance = B * kPrefetchGroups * bytes;
     const size_t ahead = offset + (distance < block_bytes ? distance : block_bytes);
     const uint8_t* p = block + ahead + (ahead < block_bytes ? 0 : (B - 1) * block_bytes);
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
 }
 
 // Rows in runs whose codes stay in the second cache and whose sums stay in the first.
@@ -268,31 +269,50 @@ struct BrainWeights {
 static inline f32x16 load_weights(const HalfWeights* p) { return f32_load_f16(&p->bits); }
 static inline f32x16 load_weights(const BrainWeights* p) { return f32_load_bf16(&p->bits); }
 
-template <class T, int M>
-static void float_tile(const uint8_t* p, const ActivationRows& x, int row0, float* y, size_t ldy) {
+// Inputs that all rows take before the next: their weights stay in the first cache meanwhile.
+constexpr int kInputRun = 128;
+
+// Adds `inputs` inputs to the sums of M rows of x, which lie k apart.
+template <int M, class T>
+static void float_tile(const T* w, const float* x, int k, int inputs, f32x16* sums) {
     f32x16 acc[M];
-    const float* values[M];
-    for (int m = 0; m < M; ++m) {
-        acc[m] = f32_zero();
-        values[m] = x.values + size_t(row0 + m) * x.k;
+    for (int m = 0; m < M; ++m) acc[m] = sums[m];
+    for (int i = 0; i < inputs; ++i) {
+        __builtin_prefetch(w + (i + kInputRun) * kChannels, 0, 3);
+        const f32x16 weights = load_weights(w + i * kChannels);
+        for (int m = 0; m < M; ++m) acc[m] = f32_fma(weights, f32_set(x[size_t(m) * k + i]), acc[m]);
     }
-    for (int i = 0; i < x.k; ++i, p += kChannels * sizeof(T)) {
-        __builtin_prefetch(p + kPrefetchBytes, 0, 3);
-        const f32x16 w = load_weights((const T*)p);
-        for (int m = 0; m < M; ++m) acc[m] = f32_fma(w, f32_set(values[m][i]), acc[m]);
+    for (int m = 0; m < M; ++m) sums[m] = acc[m];
+}
+
+template <class T>
+static void float_run(const T* w, const ActivationRows& x, int row0, int rows, float* y, size_t ldy) {
+    f32x16 acc[kRowRun];
+    for (int m = 0; m < rows; ++m) acc[m] = f32_zero();
+    for (int i = 0; i < x.k; i += kInputRun, w += kInputRun * kChannels) {
+        const int inputs = x.k - i < kInputRun ? x.k - i : kInputRun;
+        const float* values = x.values + size_t(row0) * x.k + i;
+        int m = 0;
+        for (; rows - m >= kFloatRows; m += kFloatRows) float_tile<kFloatRows>(w, values + size_t(m) * x.k, x.k, inputs, acc + m);
+        if (rows - m >= 4) {
+            float_tile<4>(w, values + size_t(m) * x.k, x.k, inputs, acc + m);
+            m += 4;
+        }
+        if (rows - m >= 2) {
+            float_tile<2>(w, values + size_t(m) * x.k, x.k, inputs, acc + m);
+            m += 2;
+        }
+        if (m < rows) float_tile<1>(w, values + size_t(m) * x.k, x.k, inputs, acc + m);
     }
-    for (int m = 0; m < M; ++m) f32_store(y + (row0 + m) * ldy, acc[m]);
+    for (int m = 0; m < rows; ++m) f32_store(y + (row0 + m) * ldy, acc[m]);
 }
 
 template <class T>
 static void matmul_float(const PackedMatrix& w, const ActivationRows& x, float* y, size_t ldy, int block_begin, int block_end) {
-    for (int b = block_begin; b < block_end; ++b) {
-        const uint8_t* p = w.data + size_t(b) * w.block_bytes;
-        float* out = y + size_t(b) * kChannels;
-        int row = 0;
-        for (; x.rows - row >= kFloatRows; row += kFloatRows) float_tile<T, kFloatRows>(p, x, row, out, ldy);
-        for (; x.rows - row >= 2; row += 2) float_tile<T, 2>(p, x, row, out, ldy);
-        for (; row < x.rows; ++row) float_tile<T, 1>(p, x, row, out, ldy);
+    for (int row = 0; row < x.rows; row += kRowRun) {
+        const int rows = x.rows - row < kRowRun ? x.rows - row : kRowRun;
+        for (int b = block_begin; b < block_end; ++b)
+            float_run((const T*)(w.data + size_t(b) * w.block_bytes), x, row, rows, y + size_t(b) * kChannels, ldy);
     }
 }
 
