@@ -57,12 +57,6 @@ std::vector<std::vector<int32_t>> children_of(const std::vector<int32_t>& parent
     return children;
 }
 
-// A token that a filter has to judge.
-struct Candidate {
-    int32_t id;
-    float x, p;
-};
-
 bool likelier(const Candidate& a, const Candidate& b) { return a.x > b.x || (a.x == b.x && a.id < b.id); }
 
 void keep_top_k(std::vector<Candidate>& candidates, int k) {
@@ -236,9 +230,8 @@ void Sampler::filter(const float* x, int width, float max, float inv_temperature
     if (fields_.min_p > 0) distances = {1e-3 - log_double(std::max(fields_.min_p, DBL_MIN))};
     else distances = {8.0, 12.0, 16.0, 24.0, INFINITY};
 
-    std::vector<int32_t>& ids = gathered_;
-    std::vector<float> values, weights;
-    std::vector<Candidate> candidates;
+    auto& [ids, values, weights, candidates] = filtering_;
+    candidates.clear();
     for (const double distance : distances) {
         const double lowest = std::max(max - distance / inv_temperature, -double(FLT_MAX));
         ids.resize(width);

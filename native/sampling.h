@@ -45,6 +45,12 @@ struct TokenScores {
     std::vector<std::pair<int32_t, double>> top;
 };
 
+// A token that a filter has to judge: its logit and its weight.
+struct Candidate {
+    int32_t id;
+    float x, p;
+};
+
 // A processed law: p[i] / sum is the probability of ids[i], or of i where ids is empty.
 struct Law {
     std::vector<int32_t> ids;  // ascending
@@ -123,9 +129,14 @@ class Sampler {
     // Tokens that occur, each once; filled only where penalties ask for it.
     std::vector<Occurrence> occurrences_;
     std::unordered_map<int32_t, int32_t> occurrence_of_;
-    // Scratch: the row after bias and penalties; ids that a filter looks at; the law of the row last processed.
+    // Scratch, kept because fresh pages for a vocabulary cost more than the work on it: the row after bias and penalties, a
+    // draft's law at full width, what the filters look at, the law of the row last processed.
     std::vector<float> adjusted_, padded_;
-    std::vector<int32_t> gathered_;
+    struct {
+        std::vector<int32_t> ids;
+        std::vector<float> values, weights;
+        std::vector<Candidate> candidates;
+    } filtering_;
     Law law_;
 };
 
