@@ -109,3 +109,10 @@ def test_costs_follow_what_passes_take() -> None:
     assert costs.seconds(16) >= costs.seconds(8) >= costs.seconds(4) >= costs.seconds(1)
     costs.observe(512, 100.0)  # a prompt
     assert costs.seconds(64) < 10
+
+
+def test_a_cost_overestimated_once_is_forgotten() -> None:
+    costs = PassCosts([1.0, 50.0, 50.0, 50.0, 50.0, 50.0])
+    for _ in range(600):
+        costs.observe(1, 1.0)
+    assert costs.seconds(8) < 10
