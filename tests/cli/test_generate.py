@@ -122,6 +122,13 @@ def test_trace_rounds_shows_each_round(tiny, capsys) -> None:
     assert all("pass " in line and "verify " in line for line in lines)
 
 
+def test_trace_rounds_keeps_the_answer_in_one_piece(tiny, capsys) -> None:
+    assert run(ARGS) == 0
+    answer = capsys.readouterr().out
+    assert run([*ARGS, "--trace-rounds"]) == 0
+    assert capsys.readouterr().out == answer
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @click.option("--prediction", metavar="FILE", help="Text that the answer will resemble; drafts are taken from it.")
 @sampling_options
 @json_option
-@click.option("--trace-rounds", is_flag=True, help="Show each round: proposed, accepted, corrected, times.")
+@click.option(
+    "--trace-rounds", is_flag=True, help="Show each round: proposed, accepted, corrected, times; the answer after them."
+)
 @debug_option
 @click.pass_obj
 def command(
@@ -47,7 +49,7 @@ def command(
     llm = open_llm(options, session)
     chunks = _stream(llm, text, params, raw=raw, trace_rounds=trace_rounds)
     with hold_log():
-        completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM)
+        completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM, at_once=trace_rounds)
     if json_target is not None:
         write_json(as_json(completion), json_target)
     note(summarise(completion))
@@ -81,15 +83,16 @@ def _stream(llm: LLM, text: str, params: SamplingParams, *, raw: bool, trace_rou
     return llm.stream_chat([{"role": "user", "content": text}], params)
 
 
-def _print_answer(chunks: Iterator[Chunk], *, quiet: bool) -> Completion:
-    """Streams the answer to stdout, and ends its last line."""
+def _print_answer(chunks: Iterator[Chunk], *, quiet: bool, at_once: bool) -> Completion:
+    """Writes the answer to stdout, as it comes or at once when it is complete, and ends its last line."""
     completion = None
     for chunk in chunks:
         completion = chunk.completion or completion
-        if not quiet:
+        if not quiet and not at_once:
             write_answer(chunk.text)
     if completion is None:
         raise ForedraftError("the engine ended without an answer")
-    if not quiet and not completion.text.endswith("\n"):
-        write_answer("\n")
+    if not quiet:
+        rest = completion.text if at_once else ""
+        write_answer(rest + ("" if completion.text.endswith("\n") else "\n"))
     return completion
