@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from foredraft.engine.stats import RequestStats
-from foredraft.types import TARGET, Draft
+from foredraft.engine.stats import RequestStats, Round
+from foredraft.types import TARGET, Draft, SamplingParams
+
+from .build import generator
 
 
 def test_a_trace_by_hand() -> None:
@@ -35,3 +37,17 @@ def test_a_trace_by_hand() -> None:
         "b": {"draft_tokens": 2, "accepted_tokens": 0},
     }
     assert stats.timing(0.5, len(origins)).tokens_per_s == 8 / 1.0
+
+
+def test_rounds_add_up_to_the_answer_wherever_it_ends() -> None:
+    rounds: list[Round] = []
+    llm = generator("model")
+    llm.on_round(rounds.append)
+    for max_tokens in range(1, 16):
+        rounds.clear()
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        answer = llm.generate(list(b"abcabcabc"), params)[0]
+        told = [token for r in rounds for token in [*r.accepted, *([] if r.token is None else [r.token])]]
+        assert told == list(answer.token_ids)
+        assert sum(len(r.accepted) for r in rounds) == answer.speculation.num_accepted_tokens
+    assert sum(r.num_prompt_rows for r in rounds) > 0

@@ -34,7 +34,7 @@ def describe_round(number: int, round: Round, tokenizer: TokenBytes) -> Text:
     if round.num_prompt_rows:
         line.append(f"prompt, {round.num_prompt_rows} tokens  ")
     if round.proposed:
-        rejected = round.proposed[len(round.accepted) :]
+        rejected = round.proposed[len(round.accepted) :] if round.token is not None else ()
         line.append(f"{round.source} {len(round.accepted)}/{len(round.proposed)}  ")
         for label, tokens, style in (("accepted", round.accepted, ACCEPTED), ("rejected", rejected, REJECTED)):
             if tokens:

@@ -18,8 +18,10 @@ class Round:
     num_batch_rows: int  # rows of the whole pass
     proposed: Sequence[int]
     source: str
-    accepted: Sequence[int]  # token ids
-    token: int | None  # correction or bonus; None while the prompt is not complete
+    accepted: Sequence[int]  # token ids that became text
+    token: (
+        int | None
+    )  # correction or bonus; None while the prompt is not complete, or where a draft token ended the text
     draft_s: float
     pass_s: float
     verify_s: float

@@ -15,7 +15,7 @@ from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import Round
 from foredraft.kvcache.blocks import BlockPool
 from foredraft.models.base import LanguageModel, Rows
-from foredraft.types import NO_DRAFT, Array, Draft, Verdict
+from foredraft.types import NO_DRAFT, TARGET, Array, Draft, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,17 @@ class Engine:
 
         steps = []
         for p, r, own_logits, own_hidden in zip(planned, rows, *self._split(rows, logits), strict=True):
-            draft, verdict = drafts.get(p.seq.id, NO_DRAFT), None
+            draft = drafts.get(p.seq.id, NO_DRAFT)
+            emitted: list[int] = []
             if p.completes:
                 verdict = p.seq.sampler.verify(own_logits, draft)
                 steps.append(self._commit(p.seq, r, draft, verdict, own_logits, own_hidden))
+                emitted = p.seq.tokens[len(p.seq.tokens) - steps[-1].num_new :]
             else:
                 p.seq.num_computed += p.num_rows
             if self.on_round is not None:
                 times = (drafted - began, passed - drafted, perf_counter() - passed)
-                self.on_round(_make_round(p, r, draft, verdict, num_rows, times))
+                self.on_round(_make_round(p, r, draft, emitted, num_rows, times))
         for step in steps:
             if step.seq.finish_reason is not None:
                 self.remove(step.seq)
@@ -153,18 +155,19 @@ def _make_round(
     planned: Planned,
     rows: Rows,
     draft: Draft,
-    verdict: Verdict | None,
+    emitted: SequenceOf[int],
     num_rows: int,
     times: tuple[float, float, float],
 ) -> Round:
+    num_accepted = sum(origin != TARGET for origin in planned.seq.origins[len(planned.seq.origins) - len(emitted) :])
     return Round(
         sequence_id=planned.seq.id,
         num_prompt_rows=min(planned.num_rows, max(0, planned.seq.num_prompt_tokens - rows.start)),
         num_batch_rows=num_rows,
         proposed=tuple(draft.tokens),
         source=draft.source,
-        accepted=tuple(draft.tokens[i] for i in verdict.accepted) if verdict else (),
-        token=verdict.token if verdict else None,
+        accepted=tuple(emitted[:num_accepted]),
+        token=emitted[-1] if num_accepted < len(emitted) else None,
         draft_s=times[0],
         pass_s=times[1],
         verify_s=times[2],
