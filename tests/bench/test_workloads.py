@@ -9,6 +9,9 @@ import pytest
 
 from foredraft.bench.workloads import GROUPS, Prompt, load_group, load_workload, read_prompts
 from foredraft.errors import ParameterError
+from foredraft.models.gguf import read_gguf
+from foredraft.models.hub import resolve
+from foredraft.models.tokenizer import Tokenizer
 
 LONG_SOURCE_CHARS = 3600  # 800 tokens of English prose, with a margin
 MIN_CODE_LINES = 80
@@ -36,6 +39,22 @@ def source_of(prompt: Prompt) -> str:
     """The turn without its first paragraph, which is the task, and without the question at the end."""
     source = prompt.turns[0].partition("\n\n")[2]
     return source.rpartition("\n\nQuestion:")[0] or source
+
+
+@pytest.mark.real
+def test_source_texts_have_800_tokens_of_smollm2() -> None:
+    assert shortest_source("smollm2-135m") >= 800
+
+
+@pytest.mark.pair
+def test_source_texts_have_800_tokens_of_qwen() -> None:
+    assert shortest_source("qwen2.5-coder-1.5b") >= 800
+
+
+def shortest_source(model: str) -> int:
+    tokenizer = Tokenizer(read_gguf(resolve(model)).metadata)
+    prompts = [prompt for group in ("summarising", "retrieval") for prompt in load_group(group)]
+    return min(len(tokenizer.encode(source_of(prompt))) for prompt in prompts)
 
 
 @pytest.mark.parametrize("group", ["summarising", "retrieval", "editing"])

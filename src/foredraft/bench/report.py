@@ -48,7 +48,7 @@ def passes_json(machine: Machine, settings: Mapping[str, Any], costs: Sequence[P
 
 def row_cells(row: Row) -> list[str]:
     speed, work = row.speed, row.work
-    repeats = "" if speed.speedup_min is None else f"{speed.speedup_min:.2f} .. {speed.speedup_max:.2f}"
+    low, high = number(speed.speedup_min, ".2f"), number(speed.speedup_max, ".2f")
     identical = "yes" if row.identical else f"{row.num_identical} of {row.num_prompts}"
     return [
         row.workload,
@@ -56,7 +56,7 @@ def row_cells(row: Row) -> list[str]:
         str(row.num_prompts),
         number(speed.tokens_per_s, ".1f"),
         number(speed.speedup, ".2f"),
-        repeats,
+        "" if low == high else f"{low} .. {high}",
         number(speed.spread, ".1%"),
         identical,
         number(work.mean_acceptance_length, ".2f"),
@@ -111,7 +111,7 @@ def _table(header: Sequence[str], cells: Sequence[Sequence[str]], num_names: int
     kept = _used_columns(cells)
     for i in kept:
         table.add_column(
-            header[i], justify="left" if i < num_names else "right", no_wrap=i >= num_names, overflow="fold"
+            header[i], justify="left" if i < num_names else "right", no_wrap=header[i] != "drafter", overflow="fold"
         )
     for line in cells:
         table.add_row(*(line[i] for i in kept))

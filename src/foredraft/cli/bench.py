@@ -223,7 +223,10 @@ def peer_settings(options: EngineOptions, llm: LLM, threads: int, meter: Meter) 
 
 def show(table: Table) -> None:
     """To stderr, as wide as it likes where that is no terminal."""
-    make_console(sys.stderr).print(table, width=None if sys.stderr.isatty() else LINE_WIDTH)
+    console = make_console(sys.stderr)
+    if not sys.stderr.isatty():
+        console.width = LINE_WIDTH
+    console.print(table)
 
 
 def warn_of_differences(rows: Sequence[Row], drafters: Sequence[str]) -> None:
