@@ -19,7 +19,7 @@ size_t attention_scratch_floats(int rows, int group, int head_dim, int num_slots
 
 namespace {
 
-constexpr int kRowGrain = 8;              // rows of small work that one thread does alone
+constexpr int kRowGrain = 16;             // rows of small work that one thread does: fewer cost less than moving them to another core
 constexpr int kMaxTileRows = 8;           // rows that attend together, if their heads are at most
 constexpr int kMaxTileHeads = 48;         // so many
 constexpr int kGatedGroups = 10;          // groups of 32 feed-forward channels whose activations lie in scratch together
