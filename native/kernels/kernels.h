@@ -104,7 +104,7 @@ struct KernelSet {
 // num_slots: one past the last slot in sight of any row.
 size_t attention_scratch_floats(int rows, int group, int head_dim, int num_slots);
 
-// The best set that this processor runs, or the one named (FOREDRAFT_KERNELS: avx512, avx2, neon, portable).
+// The best set that this processor runs, or the one named (FOREDRAFT_KERNELS: avx512, avxvnni, avx2, neon, portable).
 // Throws std::invalid_argument, naming the sets that can run here, if that one cannot.
 const KernelSet& select_kernels(const char* name_or_null);
 

@@ -14,16 +14,22 @@ namespace foredraft {
 extern const KernelSet kPortableKernels;
 #if defined(__x86_64__)
 extern const KernelSet kAvx512Kernels;
+extern const KernelSet kAvxVnniKernels;
 extern const KernelSet kAvx2Kernels;
 #elif defined(__aarch64__)
 extern const KernelSet kNeonKernels;
 #endif
 
 #if defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports knows it.
+// Two that not every compiler's __builtin_cpu_supports knows.
 static bool has_f16c() {
     unsigned eax, ebx, ecx, edx;
     return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+static bool has_avx_vnni() {
+    constexpr unsigned kAvxVnni = 1u << 4;
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kAvxVnni);
 }
 #endif
 
@@ -35,7 +41,10 @@ std::vector<const KernelSet*> runnable_kernel_sets() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
         sets.push_back(&kAvx512Kernels);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) sets.push_back(&kAvx2Kernels);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
+        if (has_avx_vnni()) sets.push_back(&kAvxVnniKernels);
+        sets.push_back(&kAvx2Kernels);
+    }
 #elif defined(__aarch64__)
 #if defined(__linux__)
     constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP

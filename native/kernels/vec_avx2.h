@@ -1,5 +1,5 @@
-// The vector vocabulary on AVX2 with FMA and F16C: a logical vector is two registers; vec_portable.h says what each word
-// means.
+// The vector vocabulary on AVX2 with FMA and F16C, and with AVX-VNNI where it is compiled for that: a logical vector is two registers;
+// vec_portable.h says what each word means.
 #pragma once
 #include <immintrin.h>
 #include <cmath>
@@ -154,6 +154,22 @@ static inline __m256i broadcast4(const int8_t* x) {
     std::memcpy(&w, x, 4);
     return _mm256_set1_epi32(w);
 }
+#ifdef __AVXVNNI__
+template <int kBits, int N, int B>
+static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const int8_t* x) {
+    for (int b = 0; b < B; ++b) {
+        for (int j = 0; j < N; ++j) {
+            const __m256i four = broadcast4(x + 4 * j);
+            for (int h = 0; h < 2; ++h) acc[b].v[h] = _mm256_dpbusd_avx_epi32(acc[b].v[h], w[b][first + j].v[h], four);
+        }
+    }
+}
+template <int N, int B>
+static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], const int8_t* x, int32_t sum_x) {
+    for (int b = 0; b < B; ++b) out[b] = i32_set(-128 * sum_x);
+    i32_dot<6, N, B>(out, w, 0, x);
+}
+#else
 // vpmaddubsw adds pairs of products in 16 bits, at most 254 (2^kBits - 1): so many lines fit before widening.
 template <int kBits, int N, int B>
 static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const int8_t* x) {
@@ -186,3 +202,4 @@ static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], const int8_t* x,
         }
     }
 }
+#endif
