@@ -41,11 +41,14 @@ struct DecoderLayer {
     std::vector<float> post_attention_norm, post_ffn_norm;
 };
 
+// How rows are quantised for the matrices that read them: not at all, with a scale for each group, for each half of one.
+enum class Codes { None, Groups, HalfGroups };
+
 // Rows of floats and their int8 codes, room for `rows` rows of k.
 class ActivationBuffer {
   public:
     void resize(int rows, int k);
-    ActivationRows rows(int num_rows, int k);
+    ActivationRows rows(int num_rows, int k, Codes codes);
     float* values() { return values_.data(); }
 
   private:
@@ -135,7 +138,7 @@ class Decoder {
     void require_own(const KVCache& cache) const;
     void resize(int rows, int num_slots);
     void embed(const PassInput& input, int rows);
-    ActivationRows normalise(std::span<const int32_t> rows, const std::vector<float>& norm, bool quantise);
+    ActivationRows normalise(std::span<const int32_t> rows, const std::vector<float>& norm, Codes codes);
     void multiply(std::initializer_list<Product> products, const ActivationRows& x);
     void finish_projections(int layer, KVCache& cache, const PassPlan& plan);
     ActivationRows attend(int layer, KVCache& cache, const PassPlan& plan, std::span<const int32_t> block_tables);

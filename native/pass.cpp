@@ -25,8 +25,29 @@ constexpr int kMaxTileHeads = 48;         // so many
 constexpr int kGatedGroups = 10;          // groups of 32 feed-forward channels whose activations lie in scratch together
 constexpr size_t kGrainBytes = 64 << 10;  // weights that one thread takes
 
-bool reads_codes(const PackedMatrix& matrix) {
-    return matrix.format != Format::F32 && matrix.format != Format::F16 && matrix.format != Format::BF16;
+Codes codes_for(const PackedMatrix& matrix) {
+    switch (matrix.format) {
+        case Format::F32:
+        case Format::F16:
+        case Format::BF16:
+            return Codes::None;
+        case Format::Q4K:
+        case Format::Q5K:
+        case Format::Q6K:
+            return Codes::Groups;
+        default:
+            return Codes::HalfGroups;
+    }
+}
+
+// What serves all of them.
+Codes codes_for(std::initializer_list<const PackedMatrix*> matrices) {
+    Codes codes = Codes::None;
+    for (const PackedMatrix* matrix : matrices) {
+        const Codes own = codes_for(*matrix);
+        if (codes == Codes::None || own == Codes::Groups) codes = own == Codes::None ? codes : own;
+    }
+    return codes;
 }
 
 int tile_rows(const DecoderConfig& c) { return std::clamp(kMaxTileHeads / (c.num_heads / c.num_kv_heads), 1, kMaxTileRows); }
@@ -50,7 +71,7 @@ class Stopwatch {
 // The groups of `x` from `group` on as rows of k floats of their own, which lie at `values`.
 ActivationRows part_of(const ActivationRows& x, int group, int k, const float* values) {
     const size_t at = size_t(group) * size_t(x.rows);
-    return {x.rows, k, values, x.codes + at * kGroup, x.scales + at, x.sums + at, x.code_sums + 2 * at};
+    return {x.rows, k, values, x.codes + at * kGroup, x.scales + 2 * at, x.sums + at, x.code_sums + 2 * at, x.half_scales};
 }
 
 // The channels of `w` from block `begin` to `end`, as a matrix of their own.
@@ -71,13 +92,13 @@ void ActivationBuffer::resize(int rows, int k) {
     if (values_.size() >= n) return;
     values_.resize(n);
     codes_.resize(n);
-    scales_.resize(groups);
+    scales_.resize(2 * groups);
     sums_.resize(groups);
     code_sums_.resize(2 * groups);
 }
 
-ActivationRows ActivationBuffer::rows(int num_rows, int k) {
-    return {num_rows, k, values_.data(), codes_.data(), scales_.data(), sums_.data(), code_sums_.data()};
+ActivationRows ActivationBuffer::rows(int num_rows, int k, Codes codes) {
+    return {num_rows, k, values_.data(), codes_.data(), scales_.data(), sums_.data(), code_sums_.data(), codes == Codes::HalfGroups};
 }
 
 float* SharedRows::resize(size_t rows, size_t width) {
@@ -113,8 +134,7 @@ FloatRows Decoder::forward(KVCache& cache, const PassInput& input) {
     for (int i = 0; i < config_.num_layers; ++i) {
         const DecoderLayer& layer = layers_[size_t(i)];
         keep_hidden(input, i, rows);
-        const bool quantise = reads_codes(layer.query) || reads_codes(layer.key) || reads_codes(layer.value);
-        const ActivationRows x = normalise(all_rows, layer.attention_norm, quantise);
+        const ActivationRows x = normalise(all_rows, layer.attention_norm, codes_for({&layer.query, &layer.key, &layer.value}));
         watch.mark(Stage::Norm);
         multiply({{layer.query, query_.data(), queries}, {layer.key, key_.data(), keys}, {layer.value, value_.data(), keys}}, x);
         watch.mark(Stage::Projections);
@@ -125,7 +145,7 @@ FloatRows Decoder::forward(KVCache& cache, const PassInput& input) {
         multiply({{layer.output, projected_.data(), hidden}}, attended);
         watch.mark(Stage::Output);
         add_to_residual(layer.output_bias, layer.post_attention_norm, rows);
-        const ActivationRows y = normalise(all_rows, layer.ffn_norm, reads_codes(layer.gate) || reads_codes(layer.up));
+        const ActivationRows y = normalise(all_rows, layer.ffn_norm, codes_for({&layer.gate, &layer.up}));
         watch.mark(Stage::Norm);
         const ActivationRows gated = gate_and_up(layer, y);
         watch.mark(Stage::GateUp);
@@ -180,14 +200,14 @@ void Decoder::keep_hidden(const PassInput& input, int layer, int rows) {
 }
 
 // Row i of the result is the normalised residual of rows[i].
-ActivationRows Decoder::normalise(std::span<const int32_t> rows, const std::vector<float>& norm, bool quantise) {
+ActivationRows Decoder::normalise(std::span<const int32_t> rows, const std::vector<float>& norm, Codes codes) {
     const size_t hidden = size_t(config_.hidden_size);
-    const ActivationRows out = normed_.rows(int(rows.size()), config_.hidden_size);
+    const ActivationRows out = normed_.rows(int(rows.size()), config_.hidden_size, codes);
     pool_.parallel_for(int(rows.size()), kRowGrain, [&](int begin, int end, int) {
         for (int i = begin; i < end; ++i)
             kernels_.rms_norm(&residual_[size_t(rows[size_t(i)]) * hidden], norm.data(), config_.norm_eps, config_.hidden_size,
                               normed_.values() + size_t(i) * hidden);
-        if (quantise) kernels_.quantize_rows(out, begin, end);
+        if (codes != Codes::None) kernels_.quantize_rows(out, begin, end);
     });
     return out;
 }
@@ -239,8 +259,9 @@ void Decoder::finish_projections(int layer_index, KVCache& cache, const PassPlan
 ActivationRows Decoder::attend(int layer_index, KVCache& cache, const PassPlan& plan, std::span<const int32_t> block_tables) {
     const int group = config_.num_heads / config_.num_kv_heads, head_dim = config_.head_dim, num_heads = config_.num_heads;
     const int window = config_.layer_window[size_t(layer_index)];
-    const bool quantise = reads_codes(layers_[size_t(layer_index)].output);
-    const ActivationRows out = attended_.rows(plan.num_rows, num_heads * head_dim);
+    const Codes codes = codes_for(layers_[size_t(layer_index)].output);
+    const bool quantise = codes != Codes::None;
+    const ActivationRows out = attended_.rows(plan.num_rows, num_heads * head_dim, codes);
     // Threads that would idle share the query heads of a kv head.
     const int num_tasks = int(plan.tiles.size()) * config_.num_kv_heads;
     const int parts = head_dim % kGroup ? 1 : std::min(group, (pool_.num_threads() + num_tasks - 1) / num_tasks);
@@ -290,9 +311,9 @@ ActivationRows Decoder::attend(int layer_index, KVCache& cache, const PassPlan& 
 
 // Whoever has a group of gate and up channels applies the activation and quantises it: codes depend on their group only.
 ActivationRows Decoder::gate_and_up(const DecoderLayer& layer, const ActivationRows& x) {
-    const ActivationRows out = gated_.rows(x.rows, config_.ffn_size);
+    const ActivationRows out = gated_.rows(x.rows, config_.ffn_size, codes_for(layer.down));
     const auto activate = config_.activation == Activation::Silu ? kernels_.silu_mul : kernels_.gelu_tanh_mul;
-    const bool quantise = reads_codes(layer.down);
+    const bool quantise = codes_for(layer.down) != Codes::None;
     constexpr int kBlocks = kGroup / kChannels;
     pool_.parallel_for(config_.ffn_size / kGroup, 2, [&](int first, int last, int thread) {
         // A region that runs on its caller alone comes as one chunk.
@@ -333,7 +354,7 @@ FloatRows Decoder::compute_logits(const PassPlan& plan) {
     float* logits = logits_.resize(rows, stride);
     const FloatRows result{logits_.data(), rows, vocab};
     if (rows == 0) return result;
-    const ActivationRows x = normalise(plan.logit_rows, output_norm_, reads_codes(head_));
+    const ActivationRows x = normalise(plan.logit_rows, output_norm_, codes_for(head_));
     const auto compute_blocks = [&](int begin, int end) {
         kernels_.matmul(head_, x, logits, stride, begin, end);
         for (size_t r = 0; r < rows && config_.logit_softcap != 0.0f; ++r)

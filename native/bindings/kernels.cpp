@@ -84,9 +84,10 @@ FloatRows matmul_rows(const std::string& set_name, const std::string& format, in
     FloatRows result = owned<FloatRows>(out, {rows, size_t(n)});
     nb::gil_scoped_release release;
     std::vector<int8_t> codes(groups * rows * kGroup);
-    std::vector<float> scales(groups * rows), sums(groups * rows), y(rows * padded);
+    std::vector<float> scales(2 * groups * rows), sums(groups * rows), y(rows * padded);
     std::vector<int32_t> code_sums(2 * groups * rows);
-    const ActivationRows activations{int(rows), k, x.data(), codes.data(), scales.data(), sums.data(), code_sums.data()};
+    const ActivationRows activations{int(rows),     k,           x.data(),         codes.data(),
+                                     scales.data(), sums.data(), code_sums.data(), from < Format::Q4K};
     if (from != Format::F32 && from != Format::F16 && from != Format::BF16) set.quantize_rows(activations, 0, int(rows));
     set.matmul(w, activations, y.data(), padded, 0, w.num_blocks());
     for (size_t r = 0; r < rows; ++r) std::copy_n(&y[r * padded], n, out + r * size_t(n));

@@ -26,13 +26,16 @@ struct PackedMatrix {
 
 // Rows of activations, as floats and, for integer formats, quantised to int8 in groups of 32.
 // A row's codes depend on that row alone. All pointers belong to the caller.
+// Each half group may have a scale of its own, which halves the rounding error where few inputs are far larger than the
+// others. K-quants read only the first of the two: what they read is quantised with equal ones.
 struct ActivationRows {
     int rows, k;
     const float* values;  // [rows, k]
     int8_t* codes;        // [k/32, rows, 32]  in -127..127
-    float* scales;        // [k/32, rows]      amax / 127
-    float* sums;          // [k/32, rows]      scale * sum(codes)
+    float* scales;        // [k/32, rows, 2]   amax / 127 of each half group, or of both
+    float* sums;          // [k/32, rows]      sum of scale * code
     int32_t* code_sums;   // [k/32, rows, 2]   sums of the codes of each half group
+    bool half_scales;     // whether the two scales may differ
 };
 
 // One sequence's keys or values for one layer and one kv head, in blocks of 32 slots reached through a block table.

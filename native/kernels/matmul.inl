@@ -14,26 +14,30 @@ static void quantize_rows(const ActivationRows& x, int row_begin, int row_end) {
     for (int row = row_begin; row < row_end; ++row) {
         const float* values = x.values + size_t(row) * x.k;
         for (int g = 0; g < x.k / kGroup; ++g) {
-            const f32x16 a = f32_load(values + g * kGroup), b = f32_load(values + g * kGroup + 16);
-            const f32x16 abs_a = f32_from_bits(i32_and(f32_to_bits(a), magnitude));
-            const f32x16 abs_b = f32_from_bits(i32_and(f32_to_bits(b), magnitude));
-            const float amax = f32_reduce_max(f32_max(abs_a, abs_b));
-            // x - x is 0 for every number and NaN for NaN and infinities: such a group gets a NaN scale, which reaches
-            // all outputs of this row and of no other. A group too small for a normal scale counts as zero.
-            const bool finite = f32_reduce_add(f32_add(f32_sub(a, a), f32_sub(b, b))) == 0.0f;
-            const bool zero = !finite || amax < 127.0f * 1.17549435e-38f;
-            const f32x16 inverse = f32_set(zero ? 0.0f : 127.0f / amax);
-            const float scale = !finite ? NAN : zero ? 0.0f : amax / 127.0f;
-            const i32x16 codes_a = zero ? i32_zero() : i32_round(f32_mul(a, inverse));
-            const i32x16 codes_b = zero ? i32_zero() : i32_round(f32_mul(b, inverse));
-            const int32_t sum_a = i32_reduce_add(codes_a), sum_b = i32_reduce_add(codes_b);
             const size_t at = size_t(g) * x.rows + row;
-            i32_store_i8(x.codes + at * kGroup, codes_a);
-            i32_store_i8(x.codes + at * kGroup + 16, codes_b);
-            x.scales[at] = scale;
-            x.sums[at] = scale * float(sum_a + sum_b);
-            x.code_sums[2 * at] = sum_a;
-            x.code_sums[2 * at + 1] = sum_b;
+            f32x16 half[2];
+            float amax[2], sum = 0.0f;
+            for (int h = 0; h < 2; ++h) {
+                half[h] = f32_load(values + g * kGroup + 16 * h);
+                amax[h] = f32_reduce_max(f32_from_bits(i32_and(f32_to_bits(half[h]), magnitude)));
+            }
+            if (!x.half_scales) amax[0] = amax[1] = amax[0] > amax[1] ? amax[0] : amax[1];
+            // x - x is 0 for every number and NaN for NaN and infinities: such a group gets a NaN scale, which reaches
+            // all outputs of this row and of no other. A half too small for a normal scale counts as zero.
+            const f32x16 a = half[0], b = half[1];
+            const bool finite = f32_reduce_add(f32_add(f32_sub(a, a), f32_sub(b, b))) == 0.0f;
+            for (int h = 0; h < 2; ++h) {
+                const bool zero = !finite || amax[h] < 127.0f * 1.17549435e-38f;
+                const f32x16 inverse = f32_set(zero ? 0.0f : 127.0f / amax[h]);
+                const float scale = !finite ? NAN : zero ? 0.0f : amax[h] / 127.0f;
+                const i32x16 codes = zero ? i32_zero() : i32_round(f32_mul(half[h], inverse));
+                const int32_t code_sum = i32_reduce_add(codes);
+                i32_store_i8(x.codes + at * kGroup + 16 * h, codes);
+                x.scales[2 * at + h] = scale;
+                x.code_sums[2 * at + h] = code_sum;
+                sum += scale * float(code_sum);
+            }
+            x.sums[at] = sum;
         }
     }
 }
@@ -84,9 +88,15 @@ static inline void unpack(const uint8_t* p, u8x64* w) {
 // What a group of one row brings to the product.
 struct GroupInputs {
     const int8_t* codes;
-    float scale, sum;
+    const float* scales;  // of the two halves
+    float sum;
     const int32_t* code_sums;
 };
+
+// The dot products of the two halves of a group, times their scales.
+static inline f32x16 scaled(i32x16 first, i32x16 second, const float* scales) {
+    return f32_fma(f32_set(scales[0]), f32_from_i32(first), f32_mul(f32_set(scales[1]), f32_from_i32(second)));
+}
 
 // Each integer format says how a group of B neighbouring blocks is loaded and how one row's group is added to B sums.
 
@@ -106,16 +116,16 @@ struct Symmetric {
     }
     template <int B>
     static inline void add(const Group<B>& w, const GroupInputs& x, f32x16* acc) {
-        const int32_t sum = x.code_sums[0] + x.code_sums[1];
-        i32x16 dot[B];
-        if constexpr (kBits == 8) {
-            i32_dot_s8<8, B>(dot, w.w, x.codes, sum);
-        } else {
-            for (int b = 0; b < B; ++b) dot[b] = i32_set(-(1 << (kBits - 1)) * sum);
-            i32_dot<kBits, 8, B>(dot, w.w, 0, x.codes);
+        i32x16 dot[2][B];
+        for (int h = 0; h < 2; ++h) {
+            if constexpr (kBits == 8) {
+                i32_dot_s8<4, B>(dot[h], w.w, 4 * h, x.codes + 16 * h, x.code_sums[h]);
+            } else {
+                for (int b = 0; b < B; ++b) dot[h][b] = i32_set(-(1 << (kBits - 1)) * x.code_sums[h]);
+                i32_dot<kBits, 4, B>(dot[h], w.w, 4 * h, x.codes + 16 * h);
+            }
         }
-        const f32x16 scale = f32_set(x.scale);
-        for (int b = 0; b < B; ++b) acc[b] = f32_fma(f32_mul(w.d[b], scale), f32_from_i32(dot[b]), acc[b]);
+        for (int b = 0; b < B; ++b) acc[b] = f32_fma(w.d[b], scaled(dot[0][b], dot[1][b], x.scales), acc[b]);
     }
 };
 
@@ -136,12 +146,14 @@ struct Affine {
     }
     template <int B>
     static inline void add(const Group<B>& w, const GroupInputs& x, f32x16* acc) {
-        i32x16 dot[B];
-        for (int b = 0; b < B; ++b) dot[b] = i32_zero();
-        i32_dot<kBits, 8, B>(dot, w.w, 0, x.codes);
-        const f32x16 scale = f32_set(x.scale), sum = f32_set(x.sum);
+        i32x16 dot[2][B];
+        for (int h = 0; h < 2; ++h) {
+            for (int b = 0; b < B; ++b) dot[h][b] = i32_zero();
+            i32_dot<kBits, 4, B>(dot[h], w.w, 4 * h, x.codes + 16 * h);
+        }
+        const f32x16 sum = f32_set(x.sum);
         for (int b = 0; b < B; ++b) {
-            acc[b] = f32_fma(f32_mul(w.d[b], scale), f32_from_i32(dot[b]), acc[b]);
+            acc[b] = f32_fma(w.d[b], scaled(dot[0][b], dot[1][b], x.scales), acc[b]);
             acc[b] = f32_fma(w.m[b], sum, acc[b]);
         }
     }
@@ -149,10 +161,13 @@ struct Affine {
 
 // w = d sc code - m mn, eight groups sharing d and m. The minimum is kept with its sign turned.
 template <int kBits>
-struct SuperAffine : Affine<kBits> {
+struct SuperAffine {
     static constexpr int kCodeBytes = 64 * kBits, kGroups = 8, kUnitBytes = 8 * (kCodeBytes + 32) + 64;
     template <int B>
-    using Group = typename Affine<kBits>::template Group<B>;
+    struct Group {
+        u8x64 w[B][8];
+        f32x16 d[B], m[B];
+    };
     template <int B>
     static inline void load(const uint8_t* p, int g, int b, Group<B>& out) {
         unpack<kBits>(p + g * kCodeBytes, out.w[b]);
@@ -160,6 +175,17 @@ struct SuperAffine : Affine<kBits> {
         const uint16_t* halves = (const uint16_t*)(p + 8 * (kCodeBytes + 32));
         out.d[b] = f32_mul(f32_load_f16(halves), f32_from_i32(i32_load_u8(sc)));
         out.m[b] = f32_fnma(f32_load_f16(halves + 16), f32_from_i32(i32_load_u8(sc + 128)), f32_zero());
+    }
+    template <int B>
+    static inline void add(const Group<B>& w, const GroupInputs& x, f32x16* acc) {
+        i32x16 dot[B];
+        for (int b = 0; b < B; ++b) dot[b] = i32_zero();
+        i32_dot<kBits, 8, B>(dot, w.w, 0, x.codes);
+        const f32x16 scale = f32_set(x.scales[0]), sum = f32_set(x.sum);
+        for (int b = 0; b < B; ++b) {
+            acc[b] = f32_fma(f32_mul(w.d[b], scale), f32_from_i32(dot[b]), acc[b]);
+            acc[b] = f32_fma(w.m[b], sum, acc[b]);
+        }
     }
 };
 
@@ -188,7 +214,7 @@ struct SuperSymmetric6 {
         }
         i32_dot<6, 4, B>(dot0, w.w, 0, x.codes);
         i32_dot<6, 4, B>(dot1, w.w, 4, x.codes + 16);
-        const f32x16 scale = f32_set(x.scale);
+        const f32x16 scale = f32_set(x.scales[0]);
         for (int b = 0; b < B; ++b) {
             const f32x16 both = f32_fma(w.d0[b], f32_from_i32(dot0[b]), f32_mul(w.d1[b], f32_from_i32(dot1[b])));
             acc[b] = f32_fma(scale, both, acc[b]);
@@ -229,9 +255,9 @@ static void integer_run(const uint8_t* p, size_t block_bytes, const ActivationRo
         }
         const size_t at = size_t(group) * x.rows + row0;
         const int8_t* codes = x.codes + at * kGroup;
-        const float *scales = x.scales + at, *sums = x.sums + at;
+        const float *scales = x.scales + 2 * at, *sums = x.sums + at;
         const int32_t* code_sums = x.code_sums + 2 * at;
-        for (int m = 0; m < rows; ++m) F::add(w, {codes + m * kGroup, scales[m], sums[m], code_sums + 2 * m}, acc[m]);
+        for (int m = 0; m < rows; ++m) F::add(w, {codes + m * kGroup, scales + 2 * m, sums[m], code_sums + 2 * m}, acc[m]);
     }
     for (int m = 0; m < rows; ++m)
         for (int b = 0; b < B; ++b) f32_store(y + (row0 + m) * ldy + b * kChannels, acc[m][b]);

@@ -46,10 +46,11 @@ std::vector<double> time_matmul(const KernelSet& set, Format format, int n, int 
     // Small codes and scales: every half is 0x0f0f, about 4e-4.
     std::memset(weights.data(), 0x0f, stride * size_t(copies));
     const Bytes codes(groups * size_t(rows) * kGroup);
-    std::vector<float> values(size_t(rows) * k), scales(groups * size_t(rows)), sums(groups * size_t(rows));
+    std::vector<float> values(size_t(rows) * k), scales(2 * groups * size_t(rows)), sums(groups * size_t(rows));
     std::vector<int32_t> code_sums(2 * groups * size_t(rows));
     for (size_t i = 0; i < values.size(); ++i) values[i] = float(int(i * 37 % 255) - 127);
-    const ActivationRows x{rows, k, values.data(), reinterpret_cast<int8_t*>(codes.data()), scales.data(), sums.data(), code_sums.data()};
+    const ActivationRows x{rows,          k,           values.data(),    reinterpret_cast<int8_t*>(codes.data()),
+                           scales.data(), sums.data(), code_sums.data(), format < Format::Q4K};
     set.quantize_rows(x, 0, rows);
     const int blocks = (n + kChannels - 1) / kChannels;
     const size_t ldy = size_t(blocks) * kChannels;

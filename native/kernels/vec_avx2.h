@@ -188,14 +188,14 @@ static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const in
 }
 // An unsigned 8-bit code would saturate: |w| times x with the sign of w stays within 2 * 128 * 127.
 template <int N, int B>
-static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], const int8_t* x, int32_t /*sum_x*/) {
+static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], int first, const int8_t* x, int32_t /*sum_x*/) {
     const __m256i ones = _mm256_set1_epi16(1), offset = _mm256_set1_epi8(-128);
     for (int b = 0; b < B; ++b) {
         out[b] = i32_zero();
         for (int j = 0; j < N; ++j) {
             const __m256i four = broadcast4(x + 4 * j);
             for (int h = 0; h < 2; ++h) {
-                const __m256i code = _mm256_xor_si256(w[b][j].v[h], offset);
+                const __m256i code = _mm256_xor_si256(w[b][first + j].v[h], offset);
                 const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(four, code));
                 out[b].v[h] = _mm256_add_epi32(out[b].v[h], _mm256_madd_epi16(pairs, ones));
             }

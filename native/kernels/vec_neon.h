@@ -218,9 +218,9 @@ static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const in
     for (int b = 0; b < B; ++b) dot_lines<N>(acc[b].v, w[b] + first, x, vdupq_n_u8(0));
 }
 template <int N, int B>
-static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], const int8_t* x, int32_t /*sum_x*/) {
+static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], int first, const int8_t* x, int32_t /*sum_x*/) {
     for (int b = 0; b < B; ++b) {
         out[b] = i32_zero();
-        dot_lines<N>(out[b].v, w[b], x, vdupq_n_u8(128));
+        dot_lines<N>(out[b].v, w[b] + first, x, vdupq_n_u8(128));
     }
 }

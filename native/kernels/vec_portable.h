@@ -262,15 +262,15 @@ static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const in
                 acc[b].lane[c] += s;
             }
 }
-// Sets sums of N lines of 8-bit codes, unsigned bytes that stand for w - 128; sum_x is the sum of these 4N inputs, for
+// Sets sums of N lines of 8-bit codes from line `first` on, unsigned bytes that stand for w - 128; sum_x is the sum of these 4N inputs, for
 // sets whose instruction multiplies the unsigned byte.
 template <int N, int B>
-static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], const int8_t* x, int32_t /*sum_x*/) {
+static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], int first, const int8_t* x, int32_t /*sum_x*/) {
     for (int b = 0; b < B; ++b) {
         out[b] = i32_zero();
         for (int j = 0; j < N; ++j) FD_EACH(c) {
                 int32_t s = 0;
-                for (int i = 0; i < 4; ++i) s += (int32_t(w[b][j].byte[4 * c + i]) - 128) * x[4 * j + i];
+                for (int i = 0; i < 4; ++i) s += (int32_t(w[b][first + j].byte[4 * c + i]) - 128) * x[4 * j + i];
                 out[b].lane[c] += s;
             }
     }

@@ -61,27 +61,29 @@ struct Rows {
     std::vector<int32_t> code_sums;
     ActivationRows view;
 
-    Rows(int rows, int k, Random& random) : values(random.floats(rows * k, 3.0f)) {
+    Rows(int rows, int k, Random& random, bool half_scales) : values(random.floats(rows * k, 3.0f)) {
         const size_t groups = size_t(k / kGroup) * rows;
-        scales.resize(groups);
+        scales.resize(2 * groups);
         sums.resize(groups);
         codes.resize(groups * kGroup);
         code_sums.resize(2 * groups);
         values[0] = 250.0f;
         if (rows > 2) values[size_t(2) * k + 1] = NAN;
-        view = {rows, k, values.data(), codes.data(), scales.data(), sums.data(), code_sums.data()};
+        view = {rows, k, values.data(), codes.data(), scales.data(), sums.data(), code_sums.data(), half_scales};
     }
 };
 
 Bits quantise(const KernelSet& set) {
-    Random random{1};
-    Rows x(5, 256, random);
-    set.quantize_rows(x.view, 0, 5);
     Bits bits;
-    bits.add(x.codes);
-    bits.add(x.scales);
-    bits.add(x.sums);
-    bits.add(x.code_sums);
+    for (const bool half_scales : {false, true}) {
+        Random random{1};
+        Rows x(5, 256, random, half_scales);
+        set.quantize_rows(x.view, 0, 5);
+        bits.add(x.codes);
+        bits.add(x.scales);
+        bits.add(x.sums);
+        bits.add(x.code_sums);
+    }
     return bits;
 }
 
@@ -101,7 +103,7 @@ Bits multiply(const KernelSet& set, GgmlType type, int rows) {
     std::vector<uint8_t> packed(packed_bytes(format, n, k));
     const PackedMatrix w{format, n, k, packed.data(), packed_block_bytes(format, k)};
     pack(format, type, n, k, stored.data(), packed.data(), 0, w.num_blocks());
-    Rows x(rows, k, random);
+    Rows x(rows, k, random, packed_format(type) < Format::Q4K);
     set.quantize_rows(x.view, 0, rows);
     std::vector<float> y(size_t(rows) * w.num_blocks() * kChannels);
     set.matmul(w, x.view, y.data(), size_t(w.num_blocks()) * kChannels, 0, w.num_blocks());

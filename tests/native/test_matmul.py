@@ -10,6 +10,7 @@ from tests.native.weights import HALVES, PACKED_FORMATS, ggml_type, pack, random
 from foredraft import _native
 
 SETS = _native.kernel_sets()
+K_QUANTS = ("Q4K", "Q5K", "Q6K")
 INTEGER = list(HALVES)
 ELEMENTS = {name: 256 if name.endswith("_K") else 32 if name in INTEGER else 1 for name in PACKED_FORMATS}
 TYPES_AND_FORMATS = list(PACKED_FORMATS.items())
@@ -28,9 +29,9 @@ def activations(rows: int, k: int, seed: int) -> NDArray[np.float32]:
     return x.astype(np.float32)
 
 
-def quantised(x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The activations that integer formats see: int8 codes in groups of 32, float32 arithmetic. [rows, k]"""
-    groups = x.reshape(len(x), -1, 32)
+def quantised(x: NDArray[np.float32], group: int) -> NDArray[np.float64]:
+    """The activations that integer formats see: int8 codes in groups with one scale, float32 arithmetic. [rows, k]"""
+    groups = x.reshape(len(x), -1, group)
     amax = np.abs(groups).max(axis=-1, keepdims=True)
     codes = np.rint(groups * (np.float32(127) / amax))
     return (codes.astype(np.float64) * (amax / np.float32(127))).reshape(x.shape)
@@ -46,7 +47,7 @@ def test_product_is_right(set_name: str, name: str, packed_format: str) -> None:
     n, k = 40, inputs_of(name)
     packed, x = random_matrix(name, n, k, 1), activations(5, k, 2)
     weights = unpacked(packed_format, n, k, packed).astype(np.float64)
-    seen = quantised(x) if name in INTEGER else x.astype(np.float64)
+    seen = quantised(x, 32 if packed_format in K_QUANTS else 16) if name in INTEGER else x.astype(np.float64)
     want = seen @ weights.T
     scale = np.abs(seen) @ np.abs(weights).T
     got = _native.matmul(set_name, packed_format, n, k, packed, x)
