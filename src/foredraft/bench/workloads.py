@@ -41,7 +41,7 @@ def load_workload(name: str, limit: int | None = None) -> list[Prompt]:
 
 
 def load_group(group: str) -> list[Prompt]:
-    file = files("foredraft.bench").joinpath("workloads", f"{group}.jsonl")
+    file = files("foredraft.bench") / "workloads" / f"{group}.jsonl"
     return read_prompts(file.read_bytes(), group, file.name)
 
 
