@@ -165,9 +165,9 @@ static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const in
     }
 }
 template <int N, int B>
-static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], const int8_t* x, int32_t sum_x) {
+static inline void i32_dot_s8(i32x16* out, const u8x64 (*w)[8], int first, const int8_t* x, int32_t sum_x) {
     for (int b = 0; b < B; ++b) out[b] = i32_set(-128 * sum_x);
-    i32_dot<6, N, B>(out, w, 0, x);
+    i32_dot<6, N, B>(out, w, first, x);
 }
 #else
 // vpmaddubsw adds pairs of products in 16 bits, at most 254 (2^kBits - 1): so many lines fit before widening.
