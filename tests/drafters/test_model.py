@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from foredraft.algo.sampler import make_sampler
 from foredraft.drafters.model import ModelDrafter
 from foredraft.testing import TinyModel
@@ -9,10 +11,10 @@ from tests.drafters.views import View
 VOCAB = 272
 
 
-def view(tokens: list[int], params: SamplingParams | None = None) -> View:
+def view(tokens: list[int], params: SamplingParams | None = None, id: int = 0) -> View:
     params = params or SamplingParams(temperature=0)
     sampler = make_sampler(params, vocab_size=VOCAB, prompt=tokens, seed=1)
-    return View(list(tokens), params=params, sampler=sampler, num_prompt_tokens=len(tokens))
+    return View(list(tokens), id=id, params=params, sampler=sampler, num_prompt_tokens=len(tokens))
 
 
 def test_its_cache_follows_the_text_whatever_was_accepted() -> None:
@@ -73,3 +75,23 @@ def test_a_cut_head_keeps_the_tokens_of_the_text() -> None:
     drafter.begin(seq)
     drafted = {t for _ in range(1) for t in drafter.propose([DraftRequest(seq, 12)])[0].tokens}
     assert drafted <= {*range(16), 250}
+
+
+def test_a_cut_head_forgets_texts_that_have_ended() -> None:
+    heads: list[set[int]] = []
+
+    class Model(TinyModel):
+        def limit_head(self, token_ids: Sequence[int] | None) -> None:
+            heads.append(set(token_ids or ()) - set(range(16)))
+            super().limit_head(token_ids)
+
+    drafter = ModelDrafter("model", Model(VOCAB, 512, 64), VOCAB, head_size=16)
+    first, second, third = view([1, 250, 3], id=0), view([1, 2, 251], id=1), view([1, 2, 252], id=2)
+    for seq in (first, second):
+        drafter.begin(seq)
+        drafter.propose([DraftRequest(seq, 2)])
+    drafter.end(first)
+    drafter.propose([DraftRequest(second, 2)])
+    drafter.begin(third)
+    drafter.propose([DraftRequest(third, 2)])
+    assert heads == [set(), {250}, {250, 251}, {251, 252}]

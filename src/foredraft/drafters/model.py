@@ -85,6 +85,8 @@ class ModelDrafter:
             self._states[seq.id].learn(len(draft.tokens), len(verdict.accepted))
 
     def end(self, seq: SequenceView) -> None:
+        if self._head is not None:
+            self._head.forget(seq.id)
         state = self._states.pop(seq.id, None)
         if state is not None:
             self._prefixes.keep(state.cached, state.table)
@@ -175,22 +177,31 @@ class _Chain:
 
 
 class _Head:
-    """The output head cut to the `size` lowest ids (of a byte-level BPE the most frequent) and the texts' own."""
+    """The output head cut to the `size` lowest ids (of a byte-level BPE the most frequent) and the running texts' own.
+
+    What a text brought leaves the head when a text begins after its end: answers must not help, or slow, later ones.
+    """
 
     def __init__(self, model: LanguageModel, size: int) -> None:
         self._model = model
         self._size = size
+        self._texts: dict[int, tuple[int, set[int]]] = {}  # sequence -> tokens looked at, rare ones among them
         self._extra: set[int] = set()
-        self._num_covered: dict[int, int] = {}  # sequence -> tokens of it already looked at
         model.limit_head(range(size))
 
     def cover(self, seqs: Iterable[SequenceView]) -> None:
         """Have the tokens of these texts in the head."""
-        new: set[int] = set()
+        has_new_text = False
         for seq in seqs:
-            begin = self._num_covered.get(seq.id, 0)
-            new.update(t for t in seq.tokens[begin:] if t >= self._size)
-            self._num_covered[seq.id] = len(seq.tokens)
-        if not new <= self._extra:
-            self._extra |= new
-            self._model.limit_head([*range(self._size), *sorted(self._extra)])
+            has_new_text |= seq.id not in self._texts
+            begin, rare = self._texts.get(seq.id, (0, set()))
+            rare.update(t for t in seq.tokens[begin:] if t >= self._size)
+            self._texts[seq.id] = len(seq.tokens), rare
+        wanted = set().union(*(rare for _, rare in self._texts.values()))
+        if not wanted <= self._extra or (has_new_text and wanted != self._extra):
+            self._extra = wanted
+            self._model.limit_head([*range(self._size), *sorted(wanted)])
+
+    def forget(self, sequence_id: int) -> None:
+        """The text has ended."""
+        self._texts.pop(sequence_id, None)
