@@ -238,10 +238,12 @@ static inline void prefetch(const uint8_t* block, size_t offset, size_t bytes, s
 // Rows in runs whose codes stay in the second cache and whose sums stay in the first.
 constexpr int kRowRun = 64;
 
-// Rows row0 .. row0 + rows - 1 times B neighbouring blocks. The codes of a group are unpacked once, for all rows.
-template <class F, int B>
-static void integer_run(const uint8_t* p, size_t block_bytes, const ActivationRows& x, int row0, int rows, float* y, size_t ldy) {
-    f32x16 acc[kRowRun][B];
+// Rows row0 .. row0 + rows - 1 times B neighbouring blocks. The codes of a group are unpacked once, for all rows. M is the
+// number of rows where it is fixed, so that their sums stay in registers, or 0.
+template <class F, int B, int M>
+static void integer_run(const uint8_t* p, size_t block_bytes, const ActivationRows& x, int row0, int any_rows, float* y, size_t ldy) {
+    const int rows = M > 0 ? M : any_rows;
+    f32x16 acc[M > 0 ? M : kRowRun][B];
     for (int m = 0; m < rows; ++m)
         for (int b = 0; b < B; ++b) acc[m][b] = f32_zero();
     constexpr int kGroupBytes = F::kUnitBytes / F::kGroups;
@@ -274,13 +276,14 @@ static void matmul_integer(const PackedMatrix& w, const ActivationRows& x, float
         for (int b = block_begin; b < block_end;) {
             const uint8_t* p = w.data + size_t(b) * w.block_bytes;
             float* out = y + size_t(b) * kChannels;
-            if (rows > kFewRows && block_end - b >= kBlocksAtOnce) {
-                integer_run<F, kBlocksAtOnce>(p, w.block_bytes, x, row, rows, out, ldy);
-                b += kBlocksAtOnce;
-            } else {
-                integer_run<F, 1>(p, w.block_bytes, x, row, rows, out, ldy);
-                ++b;
-            }
+            const bool few = rows <= kFewRows || block_end - b < kBlocksAtOnce;
+            if (!few) integer_run<F, kBlocksAtOnce, 0>(p, w.block_bytes, x, row, rows, out, ldy);
+            else if (rows == 1) integer_run<F, 1, 1>(p, w.block_bytes, x, row, rows, out, ldy);
+            else if (rows == 2) integer_run<F, 1, 2>(p, w.block_bytes, x, row, rows, out, ldy);
+            else if (rows == 3) integer_run<F, 1, 3>(p, w.block_bytes, x, row, rows, out, ldy);
+            else if (rows == 4) integer_run<F, 1, 4>(p, w.block_bytes, x, row, rows, out, ldy);
+            else integer_run<F, 1, 0>(p, w.block_bytes, x, row, rows, out, ldy);
+            b += few ? 1 : kBlocksAtOnce;
         }
     }
 }

@@ -73,7 +73,7 @@ class NativeModel:
 
     @property
     def kernel_set(self) -> str:
-        """The instruction set in use: avx512, avx2, neon or portable."""
+        """The instruction set in use: avx512, avxvnni, avx2, neon or portable."""
         return self._decoder.kernel_set
 
     @property
