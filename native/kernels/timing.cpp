@@ -74,6 +74,7 @@ std::vector<double> time_reading(size_t bytes, int threads, int repeats) {
         const uint8_t* p = buffer.data() + size_t(t) * share;
         uint64_t total[32] = {};
         for (size_t i = 0; i < share; i += 256) {
+            for (int line = 0; line < 256; line += 64) __builtin_prefetch(p + i + 8192 + line, 0, 3);
             uint64_t word[32];
             std::memcpy(word, p + i, 256);
             for (int j = 0; j < 32; ++j) total[j] += word[j];

@@ -11,7 +11,7 @@ namespace foredraft {
 // over `copies` matrices with different addresses, so that no cache holds them. The weights are arbitrary bytes.
 std::vector<double> time_matmul(const KernelSet& set, Format format, int n, int k, int rows, int threads, int copies, int repeats);
 
-// Bytes a second that `threads` threads read from memory, one figure a repeat over `bytes` bytes.
+// Bytes a second that `threads` threads read from memory, asked for well ahead; one figure a repeat over `bytes` bytes.
 std::vector<double> time_reading(size_t bytes, int threads, int repeats);
 
 }  // namespace foredraft
