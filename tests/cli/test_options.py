@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import asdict, fields
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from foredraft.cli.options import EngineOptions, engine_options, sampling_options
 from foredraft.cli.speculative_config import SpeculativeConfig, parse_speculative_config
+from foredraft.engine.llm import LLM
 from foredraft.errors import ParameterError
 from foredraft.types import SamplingParams
 
@@ -73,6 +75,12 @@ def test_every_flag_reaches_its_field() -> None:
         ignore_eos=True,
         logprobs=2,
     )
+
+
+def test_the_defaults_are_those_of_the_library() -> None:
+    arguments = inspect.signature(LLM).parameters
+    defaults = {field.name: field.default for field in fields(EngineOptions) if field.name != "model"}
+    assert defaults == {name: arguments[name].default for name in defaults}
 
 
 def test_no_field_of_the_engine_is_out_of_reach() -> None:

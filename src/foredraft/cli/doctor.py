@@ -112,7 +112,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         ("machine", installation["machine"]),
     ]
     if core["kernel_set"] is None:
-        rows.append(("core", "missing"))
+        rows.append(("core", "unusable"))
     else:
         rows += [
             ("kernels", f"{core['kernel_set']} (can run here: {', '.join(core['kernel_sets'])})"),
