@@ -259,7 +259,13 @@ static void integer_run(const uint8_t* p, size_t block_bytes, const ActivationRo
         const int8_t* codes = x.codes + at * kGroup;
         const float *scales = x.scales + 2 * at, *sums = x.sums + at;
         const int32_t* code_sums = x.code_sums + 2 * at;
-        for (int m = 0; m < rows; ++m) F::add(w, {codes + m * kGroup, scales + 2 * m, sums[m], code_sums + 2 * m}, acc[m]);
+        const auto add = [&](int m) { F::add(w, {codes + m * kGroup, scales + 2 * m, sums[m], code_sums + 2 * m}, acc[m]); };
+        if constexpr (M > 0) {
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) add(m);
+        } else {
+            for (int m = 0; m < rows; ++m) add(m);
+        }
     }
     for (int m = 0; m < rows; ++m)
         for (int b = 0; b < B; ++b) f32_store(y + (row0 + m) * ldy + b * kChannels, acc[m][b]);
@@ -267,7 +273,11 @@ static void integer_run(const uint8_t* p, size_t block_bytes, const ActivationRo
 
 // Few rows wait for memory, which serves one stream faster than two; more rows wait for the processor, which then uses a
 // row's codes for several blocks.
-constexpr int kFewRows = 4;
+template <class F, int M>
+static void few_rows_run(const uint8_t* p, size_t block_bytes, const ActivationRows& x, int row0, int rows, float* y, size_t ldy) {
+    if (rows == M) integer_run<F, 1, M>(p, block_bytes, x, row0, M, y, ldy);
+    else if constexpr (M > 1) few_rows_run<F, M - 1>(p, block_bytes, x, row0, rows, y, ldy);
+}
 
 template <class F>
 static void matmul_integer(const PackedMatrix& w, const ActivationRows& x, float* y, size_t ldy, int block_begin, int block_end) {
@@ -278,10 +288,7 @@ static void matmul_integer(const PackedMatrix& w, const ActivationRows& x, float
             float* out = y + size_t(b) * kChannels;
             const bool few = rows <= kFewRows || block_end - b < kBlocksAtOnce;
             if (!few) integer_run<F, kBlocksAtOnce, 0>(p, w.block_bytes, x, row, rows, out, ldy);
-            else if (rows == 1) integer_run<F, 1, 1>(p, w.block_bytes, x, row, rows, out, ldy);
-            else if (rows == 2) integer_run<F, 1, 2>(p, w.block_bytes, x, row, rows, out, ldy);
-            else if (rows == 3) integer_run<F, 1, 3>(p, w.block_bytes, x, row, rows, out, ldy);
-            else if (rows == 4) integer_run<F, 1, 4>(p, w.block_bytes, x, row, rows, out, ldy);
+            else if (rows <= kFewRows) few_rows_run<F, kFewRows>(p, w.block_bytes, x, row, rows, out, ldy);
             else integer_run<F, 1, 0>(p, w.block_bytes, x, row, rows, out, ldy);
             b += few ? 1 : kBlocksAtOnce;
         }

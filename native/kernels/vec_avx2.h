@@ -148,7 +148,7 @@ static inline u8x64 u8_shl16(u8x64 a) {
 }
 
 constexpr int kBlocksAtOnce = 1;
-constexpr int kFloatRows = 4;
+constexpr int kFloatRows = 4, kFewRows = 4;
 static inline __m256i broadcast4(const int8_t* x) {
     int32_t w;
     std::memcpy(&w, x, 4);

@@ -103,7 +103,7 @@ static inline __m512i broadcast4(const int8_t* x) {
     return _mm512_set1_epi32(w);
 }
 constexpr int kBlocksAtOnce = 2;
-constexpr int kFloatRows = 8;
+constexpr int kFloatRows = 8, kFewRows = 8;
 template <int kBits, int N, int B>
 static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const int8_t* x) {
     for (int j = 0; j < N; ++j) {

@@ -198,7 +198,7 @@ static inline u8x64 u8_shl16(u8x64 a) {
 }
 
 constexpr int kBlocksAtOnce = 1;
-constexpr int kFloatRows = 4;
+constexpr int kFloatRows = 4, kFewRows = 4;
 // Codes below 7 bits are the same number signed or not. `flip` turns an unsigned byte w into w - 128.
 template <int N>
 static inline void dot_lines(int32x4_t* acc, const u8x64* w, const int8_t* x, uint8x16_t flip) {

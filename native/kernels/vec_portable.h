@@ -249,8 +249,8 @@ static inline u8x64 u8_shl16(u8x64 a) {
 
 // Blocks of 16 channels that a product takes together: 2 where registers hold the lines of both.
 constexpr int kBlocksAtOnce = 1;
-// Rows that float products hold in registers.
-constexpr int kFloatRows = 4;
+// Rows whose sums float products hold in registers, and integer products of one block.
+constexpr int kFloatRows = 4, kFewRows = 4;
 // Adds N lines from line `first` on, for B blocks; codes of kBits <= 6 bits, x in -127..127.
 template <int kBits, int N, int B>
 static inline void i32_dot(i32x16* acc, const u8x64 (*w)[8], int first, const int8_t* x) {
