@@ -70,7 +70,12 @@ markdown_option = click.option("--markdown", "markdown_target", metavar="FILE", 
 )
 @engine_options
 @click.option(
-    "--workload", "workloads", multiple=True, metavar="NAME|FILE.jsonl", help="May be repeated. [default: all]"
+    "--workload",
+    "workloads",
+    multiple=True,
+    metavar="NAME|FILE.jsonl",
+    help="chat, coding, editing, summarising, maths, questions, retrieval, translation or all; may be repeated. "
+    "[default: all]",
 )
 @click.option("-n", "--max-tokens", type=click.IntRange(1), default=192, show_default=True, help="Longest answer.")
 @click.option("--limit", type=click.IntRange(1), help="Prompts of each workload. [default: all]")
