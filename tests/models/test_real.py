@@ -58,6 +58,5 @@ def test_smollm2_logits_are_those_of_transformers() -> None:
     ids = Tokenizer(read_gguf(path).metadata).encode(text)[:POSITIONS]
     found = total_difference(foredraft_engine(path, POSITIONS), list(transformers_engine(path)(ids)), [ids])
     assert found.decided > POSITIONS / 2
-    # Activations are rounded to 8 bits before every product: benchmarks/logits.md has what that does to each model.
-    assert found.other_argmax <= found.decided / 100
-    assert found.kl / POSITIONS < 0.007
+    assert found.other_argmax == 0
+    assert found.kl / POSITIONS < 0.003  # activations are rounded to 8 bits: see benchmarks/logits.md
