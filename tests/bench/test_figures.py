@@ -109,3 +109,9 @@ def test_a_prompt_without_plain_answer_is_refused() -> None:
 def test_geometric_mean() -> None:
     assert geometric_mean([1.0, 4.0, 16.0]) == pytest.approx(4.0)
     assert geometric_mean([]) is None
+
+
+@pytest.mark.parametrize(("num_repeats", "spread"), [(1, None), (2, 0.0)])
+def test_a_single_repeat_has_no_spread(num_repeats: int, spread: float | None) -> None:
+    samples = [sample("none", run(), repeat=r) for r in range(num_repeats)]
+    assert only_row(summarise(samples, "none"), "none").speed.spread == spread

@@ -65,7 +65,7 @@ class Speed:
     tokens_per_s: geometric mean over prompts of the median over repeats. plain_tokens_per_s: that of plain decoding
     on the same prompts. speedup: their ratio, which is the geometric mean of the prompts' ratios. speedup_min,
     speedup_max: the extremes of the same ratio taken of each repeat alone. spread: median over prompts of (median
-    absolute deviation / median) of the repeats.
+    absolute deviation / median) of the repeats, if there are several.
     """
 
     tokens_per_s: float | None
@@ -189,7 +189,7 @@ def compare_speed(rates: Sequence[Sequence[float]], plain: Sequence[Sequence[flo
         speedup=quotient(speed, plain_speed),
         speedup_min=min(ratios, default=None),
         speedup_max=max(ratios, default=None),
-        spread=median(map(relative_deviation, rates)) if rates else None,
+        spread=median(map(relative_deviation, rates)) if by_repeat[1:] else None,
     )
 
 

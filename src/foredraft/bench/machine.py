@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -134,5 +135,5 @@ class Meter:
 
 
 def command_line() -> str:
-    """This process's own command, for the record: the program's name without its folder."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """This process's own command, for the record."""
+    return shlex.join(["foredraft", *sys.argv[1:]])
