@@ -23,8 +23,9 @@ Lanes each(F f) {
 
 constexpr float kTop = 15.0f;  // largest 4-bit code
 
+// NaN counts as 0: std::max keeps its first argument when the comparison fails.
 float nearest_code(float x, float minimum, float inverse) {
-    return float(int(std::min(std::max((x - minimum) * inverse, 0.0f), kTop) + 0.5f));
+    return float(int(std::min(std::max(0.0f, (x - minimum) * inverse), kTop) + 0.5f));
 }
 
 // Scales and minima of 16 groups, and the squared error that they leave.
