@@ -1,4 +1,4 @@
-"""How often tokens of each kind are accepted, learnt while drafting."""
+"""What drafters learn while drafting: how often tokens of each kind are accepted, and what drafting costs."""
 
 from __future__ import annotations
 
@@ -24,3 +24,22 @@ class Calibration:
         weight = self._weights[bucket] * self._decay
         self._rates[bucket] += (accepted - self._rates[bucket]) / (weight + 1)
         self._weights[bucket] = weight + 1
+
+
+class RunningCost:
+    """Seconds of something that repeats. 0 until observed.
+
+    A mean that follows better times quickly and worse ones slowly: one page fault or busy moment must not
+    make a good drafter look dear.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        if self.seconds == 0.0:
+            self.seconds = seconds
+        elif seconds < self.seconds:
+            self.seconds += 0.5 * (seconds - self.seconds)
+        else:
+            self.seconds += 0.1 * (min(seconds, 2 * self.seconds) - self.seconds)

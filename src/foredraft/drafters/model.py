@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from foredraft.algo.lengths import is_worth_another
 from foredraft.drafters.base import DraftNeeds
-from foredraft.drafters.calibration import Calibration
+from foredraft.drafters.calibration import Calibration, RunningCost
 from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
 from foredraft.kvcache.prefixes import PrefixStore
 from foredraft.models.base import LanguageModel, Rows
@@ -55,8 +55,9 @@ class ModelDrafter:
         self._pool = BlockPool(model.num_blocks)
         self._prefixes = PrefixStore(self._pool, max_num_prefixes)
         self._states: dict[int, _State] = {}
-        self._token_s = 0.0  # seconds to draft one token, a running mean
+        self._token_cost = RunningCost()
         self._head = _Head(model, head_size) if head_size is not None else None
+        self._warm_up()
 
     def begin(self, seq: SequenceView) -> None:
         """Takes over a matching prefix, and computes the prompt but for its last token."""
@@ -76,7 +77,7 @@ class ModelDrafter:
             logits = self._model.forward([self._next_rows(chain) for chain in active])
             for row, chain in zip(logits, active, strict=True):
                 chain.draw(row[: self._vocab_size])
-            self._observe_cost(perf_counter() - began)
+            self._token_cost.observe(perf_counter() - began)
             active = [c for c in active if self._can_grow(c)]
         return [chain.draft(self.name) for chain in chains]
 
@@ -91,20 +92,26 @@ class ModelDrafter:
         if state is not None:
             self._prefixes.keep(state.cached, state.table)
 
+    def _warm_up(self) -> None:
+        """One pass, so that the first draft is not timed while its weights come from disk."""
+        table = SlotTable(self._pool)
+        self._model.forward([Rows(table.reserve(1), 0, [0])])
+        table.release()
+
     def _can_grow(self, chain: _Chain) -> bool:
         request, num_drawn = chain.request, len(chain.tokens)
         if num_drawn >= request.num_tokens or len(request.seq.tokens) + num_drawn > self._model.max_model_len:
             return False
         if request.pass_s is None or num_drawn == 0:
             return True
-        return is_worth_another(chain.confidences, chain.state.mean.estimate(0), request.pass_s, self._token_s)
+        return is_worth_another(
+            chain.confidences, chain.state.mean.estimate(0), request.pass_s, self._token_cost.seconds
+        )
 
     def _next_rows(self, chain: _Chain) -> Rows:
         """What the cache lacks of the text and of the tokens drawn so far; logits after the last of them."""
         state = chain.state
-        text = (
-            [*chain.request.seq.tokens[len(state.cached) :], *chain.tokens] if not chain.tokens else chain.tokens[-1:]
-        )
+        text = chain.tokens[-1:] or chain.request.seq.tokens[len(state.cached) :]
         return self._rows(state, text, num_logits=1)
 
     def _rows(self, state: _State, tokens: Sequence[int], num_logits: int) -> Rows:
@@ -120,9 +127,6 @@ class ModelDrafter:
         while len(state.cached) < end:
             begin = len(state.cached)
             self._model.forward([self._rows(state, tokens[begin : min(end, begin + CHUNK)], num_logits=0)])
-
-    def _observe_cost(self, seconds: float) -> None:
-        self._token_s += (seconds - self._token_s) * (0.1 if self._token_s else 1.0)
 
 
 @dataclass(slots=True)

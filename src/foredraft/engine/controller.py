@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from foredraft.algo.lengths import best_length, expected_tokens
 from foredraft.drafters.base import Drafter
-from foredraft.drafters.calibration import Calibration
+from foredraft.drafters.calibration import Calibration, RunningCost
 from foredraft.engine.costs import PassCosts
 from foredraft.engine.sequence import Sequence
 from foredraft.types import Draft, DraftRequest
@@ -36,7 +36,7 @@ class Controller:
         self._costs = costs
         self._max_draft = max_draft
         self._adaptive = adaptive
-        self._draft_s = {d.name: 0.0 for d in drafters}  # seconds per draft token, running means
+        self._draft_s = {d.name: RunningCost() for d in drafters}  # per draft token
         self._records: dict[int, dict[str, _Record]] = {}
 
     def begin(self, seq: Sequence) -> None:
@@ -56,7 +56,7 @@ class Controller:
         record = self._records[seq.id][drafter.name]
         if record.is_off:
             return DraftRequest(seq, min(limit, PROBE_LENGTH)) if record.is_probe_due(len(seq.origins)) else None
-        length = best_length(record.acceptance(limit), pass_s, self._draft_s[drafter.name])
+        length = best_length(record.acceptance(limit), pass_s, self._draft_s[drafter.name].seconds)
         if length == 0:
             record.switch_off(len(seq.origins))
             self._log_off(seq, drafter, record, pass_s)
@@ -77,7 +77,7 @@ class Controller:
         acceptance = draft.confidences or records[draft.source].acceptance(len(draft.tokens))
         rate = expected_tokens(acceptance) / request.pass_s[len(draft.tokens)]
         return all(
-            rate >= records[d.name].best_rate(limit, request.pass_s, self._draft_s[d.name])
+            rate >= records[d.name].best_rate(limit, request.pass_s, self._draft_s[d.name].seconds)
             for d in later
             if not records[d.name].is_off
         )
@@ -85,8 +85,7 @@ class Controller:
     def observe_draft(self, drafter: Drafter, drafts: SequenceOf[Draft], seconds: float) -> None:
         depth = max((len(d.tokens) for d in drafts), default=0)
         if depth:
-            mean = self._draft_s[drafter.name]
-            self._draft_s[drafter.name] = mean + (seconds / depth - mean) * (0.1 if mean else 1.0)
+            self._draft_s[drafter.name].observe(seconds / depth)
 
     def observe_pass(self, num_rows: int, seconds: float) -> None:
         self._costs.observe(num_rows, seconds)
@@ -108,7 +107,7 @@ class Controller:
             drafter.name,
             expected_tokens(record.acceptance(k)),
             k,
-            (pass_s[k] + k * self._draft_s[drafter.name]) / pass_s[0],
+            (pass_s[k] + k * self._draft_s[drafter.name].seconds) / pass_s[0],
             record.next_probe - len(seq.origins),
         )
 
