@@ -16,7 +16,7 @@ FLAT = [1.0 + 0.01 * n for n in ROWS]
 
 
 class Named:
-    needs = DraftNeeds()
+    needs = DraftNeeds(least_acceptance=0.25)
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,6 +56,7 @@ def test_a_useless_drafter_is_off_within_64_tokens_and_says_so(caplog: pytest.Lo
     assert sum(later) <= 8  # probes
     assert sum(later) > 0
     assert "model is off, it does not pay here" in caplog.text
+    assert "abnormally few: is the draft of the same family" in caplog.text
 
 
 def test_it_comes_back_when_the_text_changes() -> None:

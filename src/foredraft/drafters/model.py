@@ -38,7 +38,7 @@ class ModelDrafter:
     before the next draft. A finished request's cache serves the next one that begins alike.
     """
 
-    needs = DraftNeeds(length=False)
+    needs = DraftNeeds(least_acceptance=0.25, length=False)
 
     def __init__(
         self,

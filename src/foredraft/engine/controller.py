@@ -110,6 +110,15 @@ class Controller:
             (pass_s[k] + k * self._draft_s[drafter.name].seconds) / pass_s[0],
             record.next_probe - len(seq.origins),
         )
+        first = record.acceptance(1)[0]
+        if first < drafter.needs.least_acceptance:
+            logger.warning(
+                "request %d: only %.0f %% of the first tokens of %s are accepted, abnormally few: is the draft of the "
+                "same family and training as the target (base with base, instruct with instruct)?",
+                seq.request_id,
+                100 * first,
+                drafter.name,
+            )
 
 
 @dataclass(slots=True)
