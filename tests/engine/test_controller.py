@@ -56,7 +56,6 @@ def test_a_useless_drafter_is_off_within_64_tokens_and_says_so(caplog: pytest.Lo
     assert sum(later) <= 8  # probes
     assert sum(later) > 0
     assert "model is off, it does not pay here" in caplog.text
-    assert "abnormally few: is the draft of the same family" in caplog.text
 
 
 def test_it_comes_back_when_the_text_changes() -> None:
@@ -117,3 +116,11 @@ def test_a_cost_overestimated_once_is_forgotten() -> None:
     for _ in range(600):
         costs.observe(1, 1.0)
     assert costs.seconds(8) < 10
+
+
+def test_a_draft_that_was_not_made_for_the_target_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    controller, seq, (drafter,) = make("model")
+    with caplog.at_level(logging.WARNING, logger="foredraft"):
+        for i in range(40):
+            controller.observe_verdict(seq, Draft([5] * 3, source=drafter.name), 3 * (i % 8 == 0))
+    assert caplog.text.count("abnormally few: is the draft of the same family") == 1

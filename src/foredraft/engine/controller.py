@@ -22,6 +22,8 @@ logger = logging.getLogger("foredraft")
 PRIOR_ACCEPTANCE = 0.7
 #: A drafter that is off is tried again after so many tokens, and after twice as many each time it fails again.
 FIRST_PROBE, LAST_PROBE = 48, 768
+#: Drafts after which a drafter's acceptance is judged.
+FIRSTS_TO_JUDGE = 16
 #: Tokens of a trial draft.
 PROBE_LENGTH = 3
 
@@ -38,6 +40,7 @@ class Controller:
         self._adaptive = adaptive
         self._draft_s = {d.name: RunningCost() for d in drafters}  # per draft token
         self._records: dict[int, dict[str, _Record]] = {}
+        self._firsts: dict[str, list[bool]] = {d.name: [] for d in drafters}  # was a draft's first token right?
 
     def begin(self, seq: Sequence) -> None:
         self._records[seq.id] = {d.name: _Record() for d in self._drafters}
@@ -93,6 +96,7 @@ class Controller:
     def observe_verdict(self, seq: Sequence, draft: Draft, num_accepted: int) -> None:
         if draft.tokens:
             self._records[seq.id][draft.source].learn(len(draft.tokens), num_accepted, len(seq.origins))
+            self._check_acceptance(draft, num_accepted)
 
     def _limit(self, seq: Sequence) -> int:
         own = seq.params.num_speculative_tokens
@@ -110,14 +114,21 @@ class Controller:
             (pass_s[k] + k * self._draft_s[drafter.name].seconds) / pass_s[0],
             record.next_probe - len(seq.origins),
         )
-        first = record.acceptance(1)[0]
-        if first < drafter.needs.least_acceptance:
+
+    def _check_acceptance(self, draft: Draft, num_accepted: int) -> None:
+        """Over all requests: warn once about a drafter whose first tokens are hardly ever accepted."""
+        firsts = self._firsts[draft.source]
+        if len(firsts) == FIRSTS_TO_JUDGE:
+            return
+        firsts.append(num_accepted > 0)
+        least = next(d.needs.least_acceptance for d in self._drafters if d.name == draft.source)
+        if len(firsts) == FIRSTS_TO_JUDGE and sum(firsts) < least * len(firsts):
             logger.warning(
-                "request %d: only %.0f %% of the first tokens of %s are accepted, abnormally few: is the draft of the "
-                "same family and training as the target (base with base, instruct with instruct)?",
-                seq.request_id,
-                100 * first,
-                drafter.name,
+                "%s: %d of its first %d drafts had a right token, abnormally few: is the draft of the same family and "
+                "training as the target (base with base, instruct with instruct)?",
+                draft.source,
+                sum(firsts),
+                len(firsts),
             )
 
 
