@@ -6,12 +6,13 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from foredraft.cli.console import STANDARD_STREAM, Session, make_console, note, write_json, write_text
-from foredraft.cli.options import EngineOptions, debug_option, engine_options
+from foredraft.cli.options import EngineOptions, debug_option, engine_options, make_llm
 from foredraft.cli.run_bar import RunBar
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from foredraft.bench.figures import Row
     from foredraft.bench.machine import Meter
     from foredraft.bench.peers import PeerSettings
-    from foredraft.cli.progress import Progress
     from foredraft.engine.llm import LLM
 
 PLAIN = "none"
@@ -113,9 +113,11 @@ def command(
     machine = describe_machine(options.threads, packages)
     meter = Meter(find_energy_counters())
     drafters = [PLAIN, *(name for name in split_names(options.drafter) if name != PLAIN)]
+    # No prefix is kept from one prompt to the next, so that each is computed and timed.
+    alone = replace(options, max_num_seqs=1, max_num_prefixes=0)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress())
-        llms = [stack.enter_context(open_drafter(options, drafter, progress)) for drafter in drafters]
+        llms = [stack.enter_context(make_llm(replace(alone, drafter=drafter), progress)) for drafter in drafters]
         others = [make_peer(name, peer_settings(options, llms[0], machine.threads, meter)) for name in peers]
         engines: list[Engine] = [LibraryEngine(name, llm, meter) for name, llm in zip(drafters, llms, strict=True)]
         engines += others
@@ -193,29 +195,6 @@ def passes(
     if json_target is not None:
         settings = {"model": model, "runs": runs, "kv_cache_dtype": kv_cache_dtype}
         write_json(passes_json(machine, settings, costs), json_target)
-
-
-def open_drafter(options: EngineOptions, drafter: str, progress: Progress) -> LLM:
-    """The model with one drafter. No prefix is kept from one prompt to the next, so that each is computed and timed."""
-    from foredraft.engine.llm import LLM
-
-    return LLM(
-        options.model,
-        drafter,
-        num_speculative_tokens=options.num_speculative_tokens,
-        prompt_lookup_min=options.prompt_lookup_min,
-        prompt_lookup_max=options.prompt_lookup_max,
-        rejection_sample_method=options.rejection_sample_method,
-        draft_quantize=options.draft_quantize,
-        draft_vocab=options.draft_vocab,
-        adaptive=options.adaptive,
-        threads=options.threads,
-        max_model_len=options.max_model_len,
-        max_num_seqs=1,
-        max_num_prefixes=0,
-        kv_cache_dtype=options.kv_cache_dtype,
-        progress=progress,
-    )
 
 
 def peer_settings(options: EngineOptions, llm: LLM, threads: int, meter: Meter) -> PeerSettings:

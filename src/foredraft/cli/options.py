@@ -15,6 +15,7 @@ from foredraft.errors import ParameterError
 from foredraft.types import MAX_DRAFT, SamplingParams
 
 if TYPE_CHECKING:
+    from foredraft.cli.progress import Progress
     from foredraft.engine.llm import LLM
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -35,30 +36,23 @@ class EngineOptions:
     adaptive: bool = True
     threads: int | None = None
     max_model_len: int | None = None
+    max_num_seqs: int = 8
+    max_num_prefixes: int = 4
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
+
+
+def make_llm(options: EngineOptions, progress: Progress) -> LLM:
+    from foredraft.engine.llm import LLM
+
+    return LLM(**{field.name: getattr(options, field.name) for field in fields(options)}, progress=progress)
 
 
 def open_llm(options: EngineOptions, session: Session) -> LLM:
     """Loads what the flags name, with progress on stderr."""
     from foredraft.cli.progress import Progress
-    from foredraft.engine.llm import LLM
 
     with Progress() as progress:
-        llm = LLM(
-            options.model,
-            options.drafter,
-            num_speculative_tokens=options.num_speculative_tokens,
-            prompt_lookup_min=options.prompt_lookup_min,
-            prompt_lookup_max=options.prompt_lookup_max,
-            rejection_sample_method=options.rejection_sample_method,
-            draft_quantize=options.draft_quantize,
-            draft_vocab=options.draft_vocab,
-            adaptive=options.adaptive,
-            threads=options.threads,
-            max_model_len=options.max_model_len,
-            kv_cache_dtype=options.kv_cache_dtype,
-            progress=progress,
-        )
+        llm = make_llm(options, progress)
     if session.debug:
         for plan in llm.memory_plans:
             note(str(plan))
