@@ -41,9 +41,8 @@ def main() -> int:
     second = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     file, kv_cache, peak = map(float, second)
     bound = file + kv_cache + ALLOWANCE
-    print(
-        f"file {file / 1e6:.0f} MB, KV cache {kv_cache / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB, bound {bound / 1e6:.0f} MB"
-    )
+    sizes = {"file": file, "KV cache": kv_cache, "peak": peak, "bound": bound}
+    print(", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in sizes.items()))
     return 0 if peak <= bound else 1
 
 
