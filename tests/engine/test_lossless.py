@@ -34,9 +34,13 @@ def test_speculation_changes_nothing(
     gen = generator(spec, num_speculative_tokens=k)
     outs = gen.generate(PROMPTS, params)
     assert ids(outs) == plain[id(params)]
-    if spec != "ngram":
-        assert sum(o.speculation.num_accepted_tokens for o in outs) > 10
     gen.engine.check_integrity()
+
+
+@pytest.mark.parametrize("spec", ["model", "padded", "narrow", "tree", "ngram+model"])
+def test_related_drafts_are_often_accepted(spec: str) -> None:
+    outs = generator(spec).generate(PROMPTS, GREEDY)
+    assert sum(o.speculation.num_accepted_tokens for o in outs) > 40
 
 
 @pytest.mark.parametrize("options", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 7}], ids=str)
