@@ -20,7 +20,8 @@ class DraftContext:
 
     target: LanguageModel
     tokenizer: Tokenizer
-    load_draft: Callable[[str], tuple[LanguageModel, Tokenizer]]  # a model by name, path or hub id
+    read_tokenizer: Callable[[str], Tokenizer]  # of a model by name, path or hub id
+    load_draft: Callable[[str], LanguageModel]
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     head_size: int | None = None  # a draft model's output head, in tokens
@@ -69,13 +70,13 @@ def _make_ngram(_: str, context: DraftContext) -> Drafter:
 
 
 def _make_model(name: str, context: DraftContext) -> Drafter:
-    model, tokenizer = context.load_draft(name)
-    difference = same_tokenizer(context.tokenizer, tokenizer)
+    difference = same_tokenizer(context.tokenizer, context.read_tokenizer(name))
     if difference is not None:
         raise TokenizerMismatchError(
             f"{name} cannot draft for {context.target.name}: their tokenizers differ ({difference}); "
             "choose a draft of the same model family, or ngram"
         )
+    model = context.load_draft(name)
     head_size = context.head_size if context.head_size and context.head_size < model.vocab_size else None
     return ModelDrafter(
         "model",

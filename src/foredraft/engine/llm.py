@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
@@ -69,11 +70,15 @@ class LLM(Generator):
             raise ParameterError("threads", "must be at least 1")
         pool: ThreadPool = core.ThreadPool(threads or core.default_threads())
 
-        def load(
-            name: str | os.PathLike[str], length: int | None, quantize: Quantize | None
-        ) -> tuple[NativeModel, Tokenizer]:
-            path = resolve(os.fspath(name), progress=_named(progress, f"pulling {name}"))
-            loaded = load_model(
+        def find(name: str | os.PathLike[str]) -> Path:
+            return resolve(os.fspath(name), progress=_named(progress, f"pulling {name}"))
+
+        def read_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
+            return Tokenizer(read_gguf(find(name)).metadata)
+
+        def load(name: str | os.PathLike[str], length: int | None, quantize: Quantize | None) -> NativeModel:
+            path = find(name)
+            return load_model(
                 path,
                 pool=pool,
                 max_model_len=length,
@@ -83,23 +88,28 @@ class LLM(Generator):
                 kernels=kernels,
                 progress=_named(progress, f"repacking {path.stem}"),
             )
-            return loaded, Tokenizer(read_gguf(path).metadata)
 
-        target, tokenizer = load(model, max_model_len, None)
-        self._drafts: list[NativeModel] = []
+        drafts: list[NativeModel] = []
 
-        def load_draft(name: str) -> tuple[NativeModel, Tokenizer]:
+        def load_draft(name: str) -> NativeModel:
             quantize = AUTO_DRAFT_QUANTIZE if draft_quantize == "auto" else draft_quantize
-            loaded = load(name, None, None if quantize == "none" else quantize)
-            self._drafts.append(loaded[0])
-            return loaded
+            drafts.append(load(name, None, None if quantize == "none" else quantize))
+            return drafts[-1]
 
+        target, tokenizer = load(model, max_model_len, None), read_tokenizer(model)
         head_size = AUTO_DRAFT_VOCAB if draft_vocab == "auto" else None if draft_vocab == "full" else draft_vocab
         context = DraftContext(
-            target, tokenizer, load_draft, prompt_lookup_min, prompt_lookup_max, head_size, max_num_prefixes
+            target,
+            tokenizer,
+            read_tokenizer,
+            load_draft,
+            prompt_lookup_min,
+            prompt_lookup_max,
+            head_size,
+            max_num_prefixes,
         )
         drafters = make_drafters(drafter, context)
-        self.memory_plans: list[MemoryPlan] = [m.memory_plan for m in (target, *self._drafts)]
+        self.memory_plans: list[MemoryPlan] = [m.memory_plan for m in (target, *drafts)]
         super().__init__(
             target,
             tokenizer,
