@@ -46,10 +46,11 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     script = (
         "import sys, foredraft as f; f.SamplingParams(); print({'numpy', 'tokenizers', 'torch'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"
 
 
 def test_the_version_is_the_packages() -> None:
-    done = subprocess.run([sys.executable, "-m", "foredraft", "--version"], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "foredraft", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip()

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import io
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from threading import Timer
 
 import pytest
 
@@ -12,6 +15,9 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.generator import Generator, Prompt
 from foredraft.testing import ByteTokenizer, TinyModel
 from foredraft.types import Chunk, SamplingParams
+
+#: A child that is not done by then is killed, which ends every read of its pipes.
+CHILD_DEADLINE_S = 60.0
 
 
 class TinyLLM(Generator):
@@ -52,3 +58,29 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[TinyLLM]:
 def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     """Puts bytes on standard input."""
     return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts `foredraft ARGS` as a terminal does: Ctrl-C reaches it even where these tests inherited it as ignored."""
+    children: list[tuple[subprocess.Popen[bytes], Timer]] = []
+
+    def start_child(*args: object, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "foredraft", *map(str, args)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        timer = Timer(CHILD_DEADLINE_S, child.kill)
+        timer.start()
+        children.append((child, timer))
+        return child
+
+    yield start_child
+    for child, timer in children:
+        timer.cancel()
+        child.kill()
+        child.wait()

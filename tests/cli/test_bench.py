@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from foredraft.cli.main import run
 from foredraft.testing import make_tiny_gguf
-
-RUN_BENCH = "import sys; from foredraft.cli.main import main; main()"
 
 
 @pytest.fixture(scope="module")
@@ -103,23 +98,19 @@ def test_help_of_both(capsys) -> None:
     assert "--rows" in capsys.readouterr().out
 
 
-def test_ctrl_c_leaves_nothing(model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing(start, model: Path, tmp_path: Path) -> None:
     target = tmp_path / "out" / "figures.json"
     target.parent.mkdir()
     args = ["bench", "-m", str(model), "--runs", "1000", "--json", str(target)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN_BENCH, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ.copy()
-    )
-    assert process.stderr is not None
-    assert process.stdout is not None
-    for line in process.stderr:
-        if b"runs done" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    rest, output = process.stderr.read(), process.stdout.read()
-    assert process.wait(timeout=20) == 130
+    with start(*args) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        for line in process.stderr:
+            if b"runs done" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest, output = process.stderr.read(), process.stdout.read()
+        assert process.wait(timeout=20) == 130
     assert b"Traceback" not in rest
     assert output == b""
     assert list(target.parent.iterdir()) == []
-    process.stderr.close()
-    process.stdout.close()

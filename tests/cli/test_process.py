@@ -29,13 +29,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def start(*args: object, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "foredraft", *map(str, args)]
-    return subprocess.Popen(
-        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-
-
 def test_the_same_text_with_and_without_speculation(model: Path, capsys) -> None:
     args = ["generate", "-m", str(model), "-p", "abcabcabc", "-n", "60", "--ignore-eos", "--json", "--no-adaptive"]
     answers = []
@@ -69,7 +62,7 @@ def test_torch_stays_out(model: Path) -> None:
         f"code = run(['generate', '-m', {str(model)!r}, '-p', 'abc', '-n', '4'])\n"
         "sys.exit(code or 3 * bool({'torch', 'transformers'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -114,7 +107,7 @@ def test_list_and_rm_know_what_was_repacked(model: Path, capsys, home: Path) -> 
     assert list(home.rglob("*.fdp")) == []
 
 
-def test_ctrl_c_while_it_waits_is_130_and_quiet(model: Path, home: Path) -> None:
+def test_ctrl_c_while_it_waits_is_130_and_quiet(start, model: Path, home: Path) -> None:
     with start("chat", "-m", model, "-n", "4", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -128,7 +121,7 @@ def test_ctrl_c_while_it_waits_is_130_and_quiet(model: Path, home: Path) -> None
     assert {path.suffix for path in home.rglob("*") if path.is_file()} <= {".fdp"}
 
 
-def test_ctrl_c_while_it_answers_ends_at_once_and_quietly(model: Path, home: Path) -> None:
+def test_ctrl_c_while_it_answers_ends_at_once_and_quietly(start, model: Path, home: Path) -> None:
     with start("generate", "-m", model, "-p", "abc", "-n", "400", "--ignore-eos", "-d", "none") as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -141,7 +134,7 @@ def test_ctrl_c_while_it_answers_ends_at_once_and_quietly(model: Path, home: Pat
     assert {path.suffix for path in home.rglob("*") if path.is_file()} <= {".fdp"}
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(model: Path) -> None:
+def test_a_reader_that_goes_away_ends_it_quietly(start, model: Path) -> None:
     with start("generate", "-m", model, "-p", "abc", "-n", "400", "--ignore-eos") as process:
         assert process.stdout is not None
         assert process.stderr is not None

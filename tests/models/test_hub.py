@@ -244,7 +244,8 @@ def test_resolving_imports_neither_torch_nor_transformers(home):
         "import sys; from foredraft.models import hub, gguf, tokenizer, chat_template; hub.resolve('smollm2-135m');"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.real

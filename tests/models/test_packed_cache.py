@@ -171,6 +171,10 @@ def test_of_two_processes_one_packs(tmp_path: Path) -> None:
         sys.exit(not (is_right(weights) and weights.where != "memory"))
     """
     both = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
+    try:
+        assert [process.wait(timeout=60) for process in both] == [0, 0]
+    finally:
+        for process in both:
+            process.kill()
     assert (tmp_path / "log").read_text() == "abc"
     assert os.listdir(tmp_path / "packed") == [NAME]
