@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import pytest
+
 from foredraft.algo.sampler import make_sampler
 from foredraft.drafters.model import ModelDrafter
 from foredraft.testing import TinyModel
@@ -95,3 +98,27 @@ def test_a_cut_head_forgets_texts_that_have_ended() -> None:
     drafter.begin(third)
     drafter.propose([DraftRequest(third, 2)])
     assert heads == [set(), {250}, {250, 251}, {251, 252}]
+
+
+def test_ids_that_the_draft_lacks_are_no_obstacle() -> None:
+    drafter = ModelDrafter("model", TinyModel(VOCAB - 16, 512, 64), VOCAB, head_size=16)
+    seq = view([1, VOCAB - 1, 2])
+    drafter.begin(seq)
+    assert len(drafter.propose([DraftRequest(seq, 3)])[0].tokens) == 3
+
+
+def test_a_prompt_beyond_its_context_runs_without_a_draft() -> None:
+    drafter, seq = ModelDrafter("model", TinyModel(VOCAB, 64, 4), VOCAB), view([1] * 300)
+    drafter.begin(seq)
+    assert not drafter.propose([DraftRequest(seq, 3)])[0].tokens
+    drafter.end(seq)
+
+
+def test_a_draft_that_computes_nan_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model = TinyModel(VOCAB, 512, 64)
+    drafter, seq = ModelDrafter("model", model, VOCAB), view([1, 2, 3])
+    drafter.begin(seq)
+    compute = model.forward
+    model.forward = lambda *rows: compute(*rows) * np.float32(np.nan)  # type: ignore[method-assign]
+    assert [len(drafter.propose([DraftRequest(seq, 3)])[0].tokens) for _ in range(3)] == [0, 0, 0]
+    assert caplog.text.count("drafts no more for this request") == 1

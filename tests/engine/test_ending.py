@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
-from foredraft.errors import ParameterError, PromptTooLongError
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from foredraft.engine.generator import Generator
+from foredraft.errors import NumericalError, ParameterError, PromptTooLongError
+from foredraft.models.base import Rows
+from foredraft.testing import ByteTokenizer, TinyModel
 from foredraft.types import Completion, SamplingParams
-from tests.engine.build import generator
+from tests.engine.build import VOCAB, generator
 
 PROMPT = "the cat and the hat"
 LONG = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
@@ -124,3 +131,54 @@ def test_a_prediction_is_drafted_from(plain: Completion) -> None:
     out = gen.generate(PROMPT, guided)[0]
     assert out.token_ids == plain.token_ids
     assert out.speculation.num_accepted_tokens > 20
+
+
+class Poisoned(TinyModel):
+    """Its logits turn to NaN where the last token is 7."""
+
+    def forward(self, batch: Sequence[Rows], hidden_layers: Sequence[int] = ()) -> NDArray[np.float32]:
+        logits = super().forward(batch, hidden_layers)
+        rows = [token for r in batch for token in r.tokens[len(r.tokens) - r.num_logits :]]
+        logits[[token == 7 for token in rows]] = np.nan
+        return logits
+
+
+@pytest.mark.parametrize("read_it", [True, False])
+def test_a_request_that_fails_harms_no_other(plain: Completion, read_it: bool) -> None:
+    gen = Generator(Poisoned(VOCAB, kinship=4.0, num_blocks=160), ByteTokenizer(), native=False)
+    short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    first = gen.stream(PROMPT, short)
+    opening = next(first)
+    with pytest.raises(NumericalError):
+        gen.generate([[1, 2, 7], list(PROMPT.encode())], LONG)
+    if read_it:
+        rest = list(first)
+        assert [*opening.token_ids, *(t for c in rest for t in c.token_ids)] == list(plain.token_ids[:2])
+    else:
+        first.close()
+    assert gen.generate(PROMPT, LONG)[0].token_ids == plain.token_ids
+    assert gen.engine.scheduler.unfinished() == []
+    gen.engine.check_integrity()
+
+
+def test_a_hook_that_raises_loses_no_text(plain: Completion) -> None:
+    gen = generator()
+    stream = gen.stream(PROMPT, LONG)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("hook")
+
+    gen.on_round(fail)
+    other = gen.stream("another one", LONG)
+    with pytest.raises(RuntimeError, match="hook"):
+        next(other)
+    gen.on_round(None)
+    assert [t for c in stream for t in c.token_ids] == list(plain.token_ids)
+    gen.engine.check_integrity()
+
+
+def test_a_stop_string_completed_by_the_last_broken_character() -> None:
+    gen = generator()
+    gen.tokenizer.token_bytes = lambda token: b"\xf0"  # type: ignore[method-assign]
+    out = gen.generate(PROMPT, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, stop="\ufffd"))[0]
+    assert (out.text, out.finish_reason) == ("", "stop")

@@ -6,6 +6,7 @@ tokens and those of the context (FR-Spec, arXiv 2502.14856).
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 from foredraft.algo.lengths import is_worth_another
 from foredraft.drafters.base import DraftNeeds
 from foredraft.drafters.calibration import Calibration, RunningCost
+from foredraft.errors import NumericalError
 from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
 from foredraft.kvcache.prefixes import PrefixStore
 from foredraft.models.base import LanguageModel, Rows
 from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
+
+logger = logging.getLogger("foredraft")
 
 #: Tokens that the draft computes in one pass when it catches up.
 CHUNK = 512
@@ -60,10 +64,11 @@ class ModelDrafter:
         self._warm_up()
 
     def begin(self, seq: SequenceView) -> None:
-        """Takes over a matching prefix, and computes the prompt but for its last token."""
+        """Takes over a matching prefix, and computes the prompt but for its last token, if it fits the context."""
         table, num_cached = self._prefixes.take(seq.tokens)
         state = self._states[seq.id] = _State(table, list(seq.tokens[:num_cached]))
-        self._catch_up(state, seq.tokens, len(seq.tokens) - 1)
+        if len(seq.tokens) <= self._model.max_model_len:
+            self._catch_up(state, seq.tokens, len(seq.tokens) - 1)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         chains = [_Chain(r, self._states[r.seq.id], self._vocab_size) for r in requests]
@@ -76,7 +81,7 @@ class ModelDrafter:
             began = perf_counter()
             logits = self._model.forward([self._next_rows(chain) for chain in active])
             for row, chain in zip(logits, active, strict=True):
-                chain.draw(row[: self._vocab_size])
+                self._draw(chain, row[: self._vocab_size])
             self._token_cost.observe(perf_counter() - began)
             active = [c for c in active if self._can_grow(c)]
         return [chain.draft(self.name) for chain in chains]
@@ -98,9 +103,20 @@ class ModelDrafter:
         self._model.forward([Rows(table.reserve(1), 0, [0])])
         table.release()
 
+    def _draw(self, chain: _Chain, logits: Array) -> None:
+        try:
+            chain.draw(logits)
+        except NumericalError as error:
+            chain.state.has_failed = True
+            logger.warning("%s drafts no more for this request: %s", self._model.name, error)
+
     def _can_grow(self, chain: _Chain) -> bool:
         request, num_drawn = chain.request, len(chain.tokens)
-        if num_drawn >= request.num_tokens or len(request.seq.tokens) + num_drawn > self._model.max_model_len:
+        if (
+            chain.state.has_failed
+            or num_drawn >= request.num_tokens
+            or len(request.seq.tokens) + num_drawn > self._model.max_model_len
+        ):
             return False
         if request.pass_s is None or num_drawn == 0:
             return True
@@ -117,7 +133,8 @@ class ModelDrafter:
     def _rows(self, state: _State, tokens: Sequence[int], num_logits: int) -> Rows:
         start, end = len(state.cached), len(state.cached) + len(tokens)
         self._prefixes.make_room(num_blocks_for(end) - len(state.table.blocks))
-        rows = Rows(state.table.reserve(end), start, tokens, num_logits=num_logits)
+        known = [t if t < self._model.vocab_size else 0 for t in tokens]  # padding of a wider target: any id will do
+        rows = Rows(state.table.reserve(end), start, known, num_logits=num_logits)
         state.cached += tokens
         return rows
 
@@ -136,6 +153,7 @@ class _State:
     table: SlotTable
     cached: list[int]
     num_agreed: int = 0
+    has_failed: bool = False  # its logits held a NaN
     buckets: list[int] = field(default_factory=list)  # of the last draft
     by_probability: Calibration = field(default_factory=lambda: Calibration(PRIOR_ACCEPTANCE))
     mean: Calibration = field(default_factory=lambda: Calibration((PRIOR_MEAN_ACCEPTANCE,)))
@@ -199,7 +217,7 @@ class _Head:
         for seq in seqs:
             has_new_text |= seq.id not in self._texts
             begin, rare = self._texts.get(seq.id, (0, set()))
-            rare.update(t for t in seq.tokens[begin:] if t >= self._size)
+            rare.update(t for t in seq.tokens[begin:] if self._size <= t < self._model.vocab_size)
             self._texts[seq.id] = len(seq.tokens), rare
         wanted = set().union(*(rare for _, rare in self._texts.values()))
         if not wanted <= self._extra or (has_new_text and wanted != self._extra):

@@ -80,6 +80,7 @@ class Generator:
         self.engine = Engine(model, drafters, controller, scheduler, pool)
         self._request_ids = count()
         self._sequence_ids = count()
+        self._round_hook: Callable[[Round], None] | None = None
         self._outbox: dict[int, list[Chunk]] = {}  # sequence -> chunks not yet read
 
     def generate(self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None) -> list[Completion]:
@@ -130,7 +131,7 @@ class Generator:
 
     def on_round(self, hook: Callable[[Round], None] | None) -> None:
         """Call `hook` with every sequence's share of every pass."""
-        self.engine.on_round = hook
+        self._round_hook = hook
 
     def _token_ids(self, prompts: Prompt | SequenceOf[Prompt]) -> list[list[int]]:
         ids = [self.tokenizer.encode(p, add_special=True) if isinstance(p, str) else list(p) for p in _as_list(prompts)]
@@ -195,16 +196,18 @@ class Generator:
                     if seq.finish_reason is not None:
                         del unfinished[seq.id]
                     yield from self._take(seq)
+                    if seq.error is not None:
+                        raise seq.error
                 if unfinished:
                     self._step()
         finally:
-            self._abort([seq for seq in seqs if seq.finish_reason is None])
+            self._abort(seqs)
             for seq in seqs:
                 del self._outbox[seq.id]
 
     def _abort(self, seqs: SequenceOf[Sequence]) -> None:
         for seq in seqs:
-            seq.finish_reason = "abort"
+            seq.finish_reason = seq.finish_reason or "abort"
             self.engine.remove(seq)
 
     def _take(self, seq: Sequence) -> list[Chunk]:
@@ -212,14 +215,19 @@ class Generator:
         return chunks
 
     def _step(self) -> None:
-        for step in self.engine.step():
-            self._outbox[step.seq.id].append(self._make_chunk(step))
+        steps = self.engine.step()
+        for step in steps:
+            if step.num_new:
+                self._outbox[step.seq.id].append(self._make_chunk(step))
+        for step in steps:
+            if self._round_hook is not None:
+                self._round_hook(step.round)
 
     def _make_chunk(self, step: Step) -> Chunk:
         seq = step.seq
         finished = seq.finish_reason is not None
-        if finished:
-            seq.detokenizer.finish()
+        if finished and seq.detokenizer.finish():
+            seq.finish_reason = "stop"
         return Chunk(
             request_id=seq.request_id,
             index=seq.index,

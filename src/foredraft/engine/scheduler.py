@@ -56,13 +56,13 @@ class Scheduler:
         return planned, admitted
 
     def remove(self, seq: Sequence) -> None:
-        """A finished or aborted sequence leaves; what its cache holds may serve the next prompt."""
+        """A finished or aborted sequence leaves, if it is here; what its cache holds may serve the next prompt."""
         if seq in self._running:
             self._running.remove(seq)
             if seq.table is not None:
                 self._prefixes.keep(seq.tokens[: seq.num_computed], seq.table)
                 seq.table = None
-        else:
+        elif seq in self._waiting:
             self._waiting.remove(seq)
 
     def tables(self) -> SequenceOf[SlotTable]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from foredraft.algo.sampler import Sampler
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.stats import RequestStats
+from foredraft.errors import ForedraftError
 from foredraft.kvcache.blocks import SlotTable
 from foredraft.models.base import Rows
 from foredraft.types import TARGET, Draft, FinishReason, SamplingParams, TokenLogprob, Verdict
@@ -51,6 +52,7 @@ class Sequence:
         self.origins: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
+        self.error: ForedraftError | None = None  # why it was aborted, if it could not go on
         self.stats = RequestStats()
         self.num_computed = 0
         self.table: SlotTable | None = None  # while running

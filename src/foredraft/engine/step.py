@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,6 +12,7 @@ from foredraft.engine.controller import Controller
 from foredraft.engine.scheduler import Planned, Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import Round
+from foredraft.errors import NumericalError
 from foredraft.kvcache.blocks import BlockPool
 from foredraft.models.base import LanguageModel, Rows
 from foredraft.types import NO_DRAFT, TARGET, Array, Draft, Verdict
@@ -24,6 +24,7 @@ class Step:
 
     seq: Sequence
     num_new: int  # output tokens
+    round: Round
 
 
 class Engine:
@@ -36,18 +37,19 @@ class Engine:
         controller: Controller,
         scheduler: Scheduler,
         pool: BlockPool,
-        on_round: Callable[[Round], None] | None = None,
     ) -> None:
         self.model = model
         self.drafters = drafters
         self.controller = controller
         self.scheduler = scheduler
         self.pool = pool
-        self.on_round = on_round
         self._hidden_layers = sorted({layer for d in drafters for layer in d.needs.hidden_layers})
 
     def step(self) -> list[Step]:
-        """One pass. Sequences that finish leave the scheduler, and their blocks are free for others."""
+        """One pass. Sequences that finish leave the scheduler, and their blocks are free for others.
+
+        A sequence that cannot go on (its logits hold a NaN) ends with its `error` set; the others are not touched.
+        """
         planned, admitted = self.scheduler.plan()
         for seq in admitted:
             self._begin(seq)
@@ -64,24 +66,19 @@ class Engine:
 
         steps = []
         for p, r, own_logits, own_hidden in zip(planned, rows, *self._split(rows, logits), strict=True):
-            draft = drafts.get(p.seq.id, NO_DRAFT)
-            emitted: list[int] = []
+            draft, num_new = drafts.get(p.seq.id, NO_DRAFT), 0
             if p.completes:
-                verdict = p.seq.sampler.verify(own_logits, draft)
-                steps.append(self._commit(p.seq, r, draft, verdict, own_logits, own_hidden))
-                emitted = p.seq.tokens[len(p.seq.tokens) - steps[-1].num_new :]
+                num_new = self._verify(p.seq, r, draft, own_logits, own_hidden)
             else:
                 p.seq.num_computed += p.num_rows
-            if self.on_round is not None:
-                times = (drafted - began, passed - drafted, perf_counter() - passed)
-                self.on_round(_make_round(p, r, draft, emitted, num_rows, times))
-        for step in steps:
-            if step.seq.finish_reason is not None:
-                self.remove(step.seq)
+            times = (drafted - began, passed - drafted, perf_counter() - passed)
+            steps.append(Step(p.seq, num_new, _make_round(p, r, draft, num_new, num_rows, times)))
+            if p.seq.finish_reason is not None:
+                self.remove(p.seq)
         return steps
 
     def remove(self, seq: Sequence) -> None:
-        """Take a finished or aborted sequence out; all it held is given back."""
+        """Take a finished or aborted sequence out, if it is in; all it held is given back."""
         self.scheduler.remove(seq)
         self.controller.end(seq)
         for drafter in self.drafters:
@@ -129,9 +126,18 @@ class Engine:
             hidden[:, first : first + len(r.tokens)] for first, r in zip(first_rows, rows, strict=False)
         ]
 
+    def _verify(self, seq: Sequence, rows: Rows, draft: Draft, logits: Array, hidden: Array | None) -> int:
+        """Returns how many tokens came."""
+        try:
+            verdict = seq.sampler.verify(logits, draft)
+        except NumericalError as error:
+            seq.error, seq.finish_reason = error, "abort"
+            return 0
+        return self._commit(seq, rows, draft, verdict, logits, hidden)
+
     def _commit(
         self, seq: Sequence, rows: Rows, draft: Draft, verdict: Verdict, logits: Array, hidden: Array | None
-    ) -> Step:
+    ) -> int:
         root = len(seq.tokens)  # slot of draft node 0
         num_new = seq.commit(draft, verdict)
         if draft.parents is not None:
@@ -148,21 +154,23 @@ class Engine:
         if seq.params.num_speculative_tokens != 0:
             for drafter in self.drafters:
                 drafter.observe(seq, draft, verdict, hidden)
-        return Step(seq, num_new)
+        return num_new
 
 
 def _make_round(
     planned: Planned,
     rows: Rows,
     draft: Draft,
-    emitted: SequenceOf[int],
+    num_new: int,
     num_rows: int,
     times: tuple[float, float, float],
 ) -> Round:
-    num_accepted = sum(origin != TARGET for origin in planned.seq.origins[len(planned.seq.origins) - len(emitted) :])
+    seq = planned.seq
+    emitted = seq.tokens[len(seq.tokens) - num_new :]
+    num_accepted = sum(origin != TARGET for origin in seq.origins[len(seq.origins) - num_new :])
     return Round(
-        sequence_id=planned.seq.id,
-        num_prompt_rows=min(planned.num_rows, max(0, planned.seq.num_prompt_tokens - rows.start)),
+        sequence_id=seq.id,
+        num_prompt_rows=min(planned.num_rows, max(0, seq.num_prompt_tokens - rows.start)),
         num_batch_rows=num_rows,
         proposed=tuple(draft.tokens),
         source=draft.source,
