@@ -90,8 +90,10 @@ def test_unknown_peers_are_named() -> None:
 
 
 def test_a_missing_package_comes_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = peers.PeerPackage("none", "foredraft_peer_that_is_not_there", "pip install it", ())
+    missing = peers.PeerPackage("none", ("json", "foredraft_peer_that_is_not_there"), ())
     monkeypatch.setattr(peers, "PEERS", {"there": peers.PEERS["transformers"], "gone": missing})
     assert check_peers(["there"]) == ["transformers", "torch"]
-    with pytest.raises(ForedraftError, match="the peer gone is not installed: pip install it"):
+    with pytest.raises(
+        ForedraftError, match=r'the peer gone lacks foredraft_peer_\w+: pip install "foredraft\[peers\]"'
+    ):
         check_peers(["there", "gone"])

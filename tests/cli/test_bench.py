@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from foredraft.cli.main import run
+from foredraft.cli.progress import Progress
+from foredraft.cli.run_bar import RunBar
 from foredraft.testing import make_tiny_gguf
 
 
@@ -55,7 +57,9 @@ def test_files_are_written_beside_the_table(model: Path, workload: Path, tmp_pat
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     args = ["bench", "-m", str(model), "--workload", str(workload), "-n", "12", "--runs", "1", "--limit", "1"]
     assert run([*args, "--markdown", str(page), "--json", str(figures)]) == 0
-    assert capsys.readouterr().out == ""
+    captured = capsys.readouterr()
+    assert "speed-up" in captured.out
+    assert "speed-up" not in captured.err
     assert "| one | ngram |" in page.read_text()
     assert {row["drafter"] for row in json.loads(figures.read_text())["rows"]} == {"none", "ngram"}
 
@@ -68,6 +72,33 @@ def test_passes(model: Path, capsys) -> None:
     assert [(cost["context"], cost["rows"]) for cost in passes] == [(32, 1), (32, 4), (64, 1), (64, 4)]
     assert [cost["ratio"] for cost in passes if cost["rows"] == 1] == [1.0, 1.0]
     assert "T(M)/T(1)" in captured.err
+
+
+def test_passes_without_json_are_a_table_on_stdout(model: Path, capsys) -> None:
+    assert run(["bench", "passes", "-m", str(model), "--rows", "2", "--context", "32", "--runs", "1"]) == 0
+    captured = capsys.readouterr()
+    assert "T(M)/T(1)" in captured.out
+    assert "T(M)/T(1)" not in captured.err
+
+
+def test_answers_too_short_to_be_timed_are_explained(model: Path, workload: Path, capsys) -> None:
+    args = ["bench", "-m", str(model), "--workload", str(workload), "-n", "8", "--runs", "1"]
+    assert run(args) == 0
+    captured = capsys.readouterr()
+    assert "identical" in captured.out
+    assert "no speeds for one, two: an answer is timed if it has at least 8 tokens" in captured.err
+
+
+@pytest.mark.parametrize("kind", [[], ["passes"]])
+def test_loading_has_ended_when_the_runs_begin(
+    model: Path, workload: Path, kind: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(Progress, "__exit__", lambda *_: events.append("loaded"))
+    monkeypatch.setattr(RunBar, "__enter__", lambda bar: events.append("runs") or bar)
+    flags = ["--rows", "1", "--context", "32"] if kind else ["--workload", str(workload), "-n", "4"]
+    assert run(["bench", *kind, "-m", str(model), "--runs", "1", *flags]) == 0
+    assert events == ["loaded", "runs"]
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,18 @@ def test_exit_and_clear(tiny, capsys, stdin) -> None:
     assert turns(tiny) == ["S:be brief|U:hello|A:", "S:be brief|U:again|A:"]
 
 
+def test_help_is_there_without_a_terminal(tiny, capsys, stdin) -> None:
+    stdin(b"/help\n/what\n")
+    assert run(ARGS) == 0
+    assert capsys.readouterr().err.startswith("/exit ends the conversation")
+    assert turns(tiny)[0].startswith("U:/what")
+
+
+def test_what_only_json_shows_is_no_flag(capsys) -> None:
+    assert run(["chat", "--help"]) == 0
+    assert "--logprobs" not in capsys.readouterr().out
+
+
 def test_a_model_without_a_template_is_refused(tiny, capsys, stdin) -> None:
     stdin(b"hello\n")
     assert run(["chat", "-m", "templateless"]) == 1
@@ -87,6 +99,7 @@ def test_a_person_may_go_on_after_a_turn_too_long(tiny, capsys, typed) -> None:
     err = capsys.readouterr().err
     assert "/clear makes room" in err
     assert err.count("/exit ends the conversation") == 2
+    assert err.endswith("\n> \n")  # Ctrl-D ends the prompt's line
     assert turns(tiny)[1] == "U:hello|A:"
 
 

@@ -56,4 +56,5 @@ def test_missing_extras_come_with_their_cure(capsys, monkeypatch: pytest.MonkeyP
     assert run(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert 'extra hf        torch not installed: pip install "foredraft[hf]"' in lines
+    assert not any(line.startswith("extra train") for line in lines)  # there is no training yet
     assert 'extra peers     llama_cpp, torch not installed: pip install "foredraft[peers]"' in lines

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,14 @@ def test_the_prompt_may_come_from_a_file_or_stdin(tiny, capsys, tmp_path: Path, 
     rest = ["-n", "40", "--ignore-eos"]
     assert run(["generate", "-m", "tiny", "-f", str(file), *rest]) == 0
     assert capsys.readouterr().out == answer
-    stdin(PROMPT.encode())
-    assert run(["generate", "-m", "tiny", "-f", "-", *rest]) == 0
-    assert capsys.readouterr().out == answer
+    for typed in (PROMPT, PROMPT + "\n"):  # echo ends its text with a newline, which is no part of it
+        stdin(typed.encode())
+        assert run(["generate", "-m", "tiny", "-f", "-", *rest]) == 0
+        assert capsys.readouterr().out == answer
+        assert tiny[-1].prompts == tiny[0].prompts
+    stdin(PROMPT.encode() + b"\n\n")
+    assert run(["generate", "-m", "tiny", "-f", "-", *rest, "--raw"]) == 0
+    assert tiny[-1].prompts == [PROMPT + "\n"]
 
 
 def test_json_is_the_documented_object(tiny, capsys) -> None:
@@ -140,6 +146,8 @@ def test_trace_rounds_keeps_the_answer_in_one_piece(tiny, capsys) -> None:
         (["-m", "tiny", "-f", "/"], "cannot read /: Is a directory"),
         (["-m", "tiny", "-p", "a", "--prediction", "/no/such/file"], "cannot read /no/such/file"),
         (["-p", "a"], "Missing option '-m'"),
+        (["-m", "tiny", "-p", "a", "--logprobs", "2"], "--logprobs are written by --json; give both"),
+        (["-m", "tiny", "-p", "a", "--json", "--logprobs", "21"], "21 is not in the range"),
         (["-m", "tiny", "-p", "a", "--top-p", "0"], "--top-p must be above 0"),
     ],
 )
@@ -166,7 +174,21 @@ def test_a_prompt_longer_than_the_context_fails_in_one_line(tiny, capsys) -> Non
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
-    assert "context holds 512" in captured.err
+    assert captured.err.endswith("context holds 512 with the answer: shorten the prompt\n")
+
+
+@pytest.mark.parametrize(("flags", "num_shown"), [([], 0), (["--debug"], 1)])
+def test_what_the_engine_decides_is_shown_if_asked_for(
+    tiny, capsys, monkeypatch: pytest.MonkeyPatch, flags: list[str], num_shown: int
+) -> None:
+    def decide(text: str) -> None:
+        if text == "\n":
+            logging.getLogger("foredraft").info("ngram is off")
+
+    monkeypatch.setattr("foredraft.cli.generate.write_answer", decide)
+    monkeypatch.setattr("foredraft.cli.generate.note", lambda _: None)
+    assert run([*ARGS, *flags]) == 0
+    assert capsys.readouterr().err.count("foredraft: ngram is off\n") == num_shown
 
 
 def test_ctrl_c_stops_the_answer(tiny, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,23 @@ def test_rm_says_what_it_freed(capsys, home: Path) -> None:
     assert list((home / "models").glob("*.gguf")) == []
 
 
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["rm", "zzz"], "no model is called zzz; foredraft list shows those on disk"),
+        (["rm", "smolm2-135m"], "no model is called smolm2-135m; did you mean smollm2-135m?"),
+        (
+            ["pull", "zzz"],
+            f"no model is called zzz; known names: {', '.join(CATALOGUE)}. "
+            "A path or a hub id org/repo[:file.gguf] will do too",
+        ),
+    ],
+)
+def test_an_unknown_name(capsys, args: list[str], line: str) -> None:
+    assert run(args) == 1
+    assert capsys.readouterr().err == f"foredraft: error: {line}\n"
+
+
 @pytest.mark.parametrize("command", ["pull", "rm"])
 def test_a_name_is_needed(capsys, command: str) -> None:
     assert run([command]) == 2

@@ -44,7 +44,7 @@ def test_every_flag_reaches_its_field() -> None:
         "-d ngram+model:q -k 5 --rejection-sample-method block --draft-quantize q4 --draft-vocab 32k --no-adaptive "
         "-t 3 -c 4096 --kv-cache-dtype f32 -n 9 --temp 0.5 --top-p 0.9 --top-k 40 --min-p 0.05 --seed 7 "
         "--stop a --stop b --presence-penalty 1 --frequency-penalty 0.5 --repetition-penalty 1.1 "
-        "--logit-bias 5=-100 --logit-bias 7=2.5 --min-tokens 3 --ignore-eos --logprobs 2"
+        "--logit-bias 5=-100 --logit-bias 7=2.5 --min-tokens 3 --ignore-eos"
     )
     options, params = parse(*line.split())
     assert options == EngineOptions(
@@ -73,7 +73,6 @@ def test_every_flag_reaches_its_field() -> None:
         logit_bias={5: -100, 7: 2.5},
         min_tokens=3,
         ignore_eos=True,
-        logprobs=2,
     )
 
 
@@ -103,7 +102,6 @@ def test_no_field_of_the_engine_is_out_of_reach() -> None:
         ("--min-tokens 300", "--min-tokens must not exceed max_tokens"),
         ("--repetition-penalty 0", "--repetition-penalty must be above 0"),
         ("--presence-penalty 3", "--presence-penalty must lie between"),
-        ("--logprobs 21", "--logprobs must lie between"),
         ("--logit-bias 5", "'5' is not of the form TOKEN_ID=BIAS"),
         ("--logit-bias 5=x", "'5=x' is not of the form TOKEN_ID=BIAS"),
         ("--logit-bias 5=101", "--logit-bias must lie between"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foredraft.cli.console import STANDARD_STREAM, Session, make_console, note, write_json, write_text
+from foredraft.cli.console import STANDARD_STREAM, make_console, note, write_json, write_text
 from foredraft.cli.options import EngineOptions, debug_option, engine_options, make_llm
 from foredraft.cli.run_bar import RunBar
 
@@ -84,9 +83,7 @@ markdown_option = click.option("--markdown", "markdown_target", metavar="FILE", 
 @json_option
 @markdown_option
 @debug_option
-@click.pass_obj
 def command(
-    session: Session,
     options: EngineOptions,
     workloads: Sequence[str],
     max_tokens: int,
@@ -106,8 +103,6 @@ def command(
     from foredraft.bench.workloads import load_workload
     from foredraft.cli.progress import Progress
 
-    if not session.debug:
-        logging.getLogger("foredraft").setLevel(logging.WARNING)  # which drafter pauses when, hundreds of times
     packages = check_peers(peers)
     prompts = [prompt for name in workloads or ("all",) for prompt in load_workload(name, limit)]
     machine = describe_machine(options.threads, packages)
@@ -116,8 +111,8 @@ def command(
     # No prefix is kept from one prompt to the next, so that each is computed and timed.
     alone = replace(options, max_num_seqs=1, max_num_prefixes=0)
     with ExitStack() as stack:
-        progress = stack.enter_context(Progress())
-        llms = [stack.enter_context(make_llm(replace(alone, drafter=drafter), progress)) for drafter in drafters]
+        with Progress() as progress:
+            llms = [stack.enter_context(make_llm(replace(alone, drafter=drafter), progress)) for drafter in drafters]
         others = [make_peer(name, peer_settings(options, llms[0], machine.threads, meter)) for name in peers]
         engines: list[Engine] = [LibraryEngine(name, llm, meter) for name, llm in zip(drafters, llms, strict=True)]
         engines += others
@@ -130,8 +125,9 @@ def command(
             engines, prompts, llms[0].render_chat, max_tokens=max_tokens, num_repeats=runs, on_sample=on_sample
         )
     rows = summarise(samples, PLAIN)
-    show(rows_table(rows))
+    show(rows_table(rows), json_target)
     warn_of_differences(rows, drafters)
+    explain_missing_speeds(rows)
     if markdown_target is not None:
         write_text(rows_markdown(machine, command_line(), rows), markdown_target)
     if json_target is not None:
@@ -175,11 +171,9 @@ def passes(
     from foredraft.engine.llm import LLM
 
     machine = describe_machine(threads)
-    with (
-        Progress() as progress,
-        LLM(model, PLAIN, threads=threads, kv_cache_dtype=kv_cache_dtype, max_num_seqs=1, progress=progress) as llm,
-        RunBar(len(contexts) * runs * len({1, *rows})) as bar,
-    ):
+    with Progress() as progress:
+        llm = LLM(model, PLAIN, threads=threads, kv_cache_dtype=kv_cache_dtype, max_num_seqs=1, progress=progress)
+    with llm, RunBar(len(contexts) * runs * len({1, *rows})) as bar:
         costs = measure_passes(
             llm.model,
             rows,
@@ -189,7 +183,7 @@ def passes(
             meter=Meter(),
             on_pass=lambda context, count: bar.advance(f"context {context}", f"{count} rows"),
         )
-    show(passes_table(costs))
+    show(passes_table(costs), json_target)
     if markdown_target is not None:
         write_text(passes_markdown(machine, command_line(), costs), markdown_target)
     if json_target is not None:
@@ -205,10 +199,11 @@ def peer_settings(options: EngineOptions, llm: LLM, threads: int, meter: Meter) 
     return PeerSettings(resolve(options.model), threads, length, llm.tokenizer.eos_ids, meter)
 
 
-def show(table: Table) -> None:
-    """To stderr, as wide as it likes where that is no terminal."""
-    console = make_console(sys.stderr)
-    if not sys.stderr.isatty():
+def show(table: Table, json_target: str | None) -> None:
+    """To stdout, or to stderr if a JSON object is on stdout; as wide as it likes where that is no terminal."""
+    stream = sys.stderr if json_target == STANDARD_STREAM else sys.stdout
+    console = make_console(stream)
+    if not stream.isatty():
         console.width = LINE_WIDTH
     console.print(table)
 
@@ -219,3 +214,15 @@ def warn_of_differences(rows: Sequence[Row], drafters: Sequence[str]) -> None:
         if row.drafter in drafters and not row.identical:
             count = row.num_prompts - row.num_identical
             note(f"foredraft: warning: {row.drafter} differs from plain decoding on {count} prompts of {row.workload}")
+
+
+def explain_missing_speeds(rows: Sequence[Row]) -> None:
+    """Says why a workload has no speeds."""
+    from foredraft.bench.figures import ALL, MIN_TIMED_TOKENS
+
+    untimed = dict.fromkeys(row.workload for row in rows if row.num_timed == 0 and row.workload != ALL)
+    if untimed:
+        note(
+            f"foredraft: no speeds for {', '.join(untimed)}: an answer is timed if it has at least {MIN_TIMED_TOKENS} "
+            "tokens after those of its first pass; raise -n, or take prompts with longer answers"
+        )

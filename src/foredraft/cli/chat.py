@@ -17,7 +17,7 @@ from foredraft.types import SamplingParams
 if TYPE_CHECKING:
     from foredraft.engine.llm import LLM
 
-HELP = "/exit ends the conversation, /clear forgets it; Ctrl-C stops an answer."
+HELP = "/exit ends the conversation, /clear forgets it, /help shows this; Ctrl-C stops an answer."
 
 
 @click.command("chat")
@@ -41,7 +41,7 @@ def command(session: Session, options: EngineOptions, params: SamplingParams, sy
         if line == "/clear":
             conversation.clear()
             note("[forgotten]")
-        elif line.startswith("/") and is_interactive:
+        elif line == "/help" or (line.startswith("/") and is_interactive):
             note(HELP)
         elif line.strip():
             _answer(conversation, line, is_interactive)
@@ -103,4 +103,6 @@ def _lines(is_interactive: bool) -> Iterator[str]:
         try:
             yield input(prompt if sys.stdout.isatty() else "")
         except EOFError:
+            # Ctrl-D leaves the prompt's line open.
+            print(file=sys.stdout if sys.stdout.isatty() else sys.stderr, flush=True)
             return

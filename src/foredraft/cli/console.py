@@ -46,10 +46,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def hold_log() -> Iterator[None]:
-    """While an answer streams to a terminal, log lines wait for its end: they would cut it in two."""
-    if not sys.stdout.isatty():
-        yield
-        return
+    """While an answer streams, log lines wait for its end: they would cut it in two where both reach one screen."""
     logger = logging.getLogger("foredraft")
     held = logging.handlers.MemoryHandler(capacity=1000, flushLevel=logging.CRITICAL + 1)
     printing, logger.handlers = logger.handlers, [held]

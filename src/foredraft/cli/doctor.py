@@ -20,8 +20,7 @@ from foredraft.errors import NativeCoreError
 #: Extra -> the modules that it brings.
 EXTRAS: Mapping[str, Sequence[str]] = {
     "hf": ("torch", "transformers"),
-    "train": ("torch", "transformers"),
-    "peers": ("llama_cpp", "torch", "transformers"),
+    "peers": ("llama_cpp", "torch", "transformers", "gguf"),
 }
 #: Read to measure the memory: more than any cache holds.
 BANDWIDTH_BYTES = 512 << 20

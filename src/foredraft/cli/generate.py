@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 @click.command("generate")
 @engine_options
 @click.option("-p", "--prompt", metavar="TEXT", help="What to answer.")
-@click.option("-f", "--file", metavar="FILE", help="The same, from a file; - is standard input.")
+@click.option(
+    "-f", "--file", metavar="FILE", help="The same, from a file (- is standard input) without its last newline."
+)
 @click.option("--raw", is_flag=True, help="Continue the text as it is: no chat template.")
 @click.option("--prediction", metavar="FILE", help="Text that the answer will resemble; drafts are taken from it.")
 @sampling_options
+@click.option(
+    "--logprobs", type=click.IntRange(0, 20), metavar="N", help="With --json: log-probabilities and N alternatives."
+)
 @json_option
 @click.option(
     "--trace-rounds", is_flag=True, help="Show each round: proposed, accepted, corrected, times; the answer after them."
@@ -39,11 +44,15 @@ def command(
     file: str | None,
     raw: bool,
     prediction: str | None,
+    logprobs: int | None,
     json_target: str | None,
     trace_rounds: bool,
 ) -> None:
     """Answer one prompt. The answer goes to stdout, everything else to stderr."""
+    if logprobs is not None and json_target is None:
+        raise click.UsageError("--logprobs are written by --json; give both")
     text = _prompt(prompt, file)
+    params = replace(params, logprobs=logprobs)
     if prediction is not None:
         params = replace(params, prediction=read_text(prediction))
     llm = open_llm(options, session)
@@ -67,7 +76,7 @@ def as_json(completion: Completion) -> dict[str, Any]:
 def _prompt(prompt: str | None, file: str | None) -> str:
     if (prompt is None) == (file is None):
         raise click.UsageError("give the prompt with either -p TEXT or -f FILE (-f - reads standard input)")
-    text = prompt if prompt is not None else read_text(file or STANDARD_STREAM)
+    text = prompt if prompt is not None else read_text(file or STANDARD_STREAM).removesuffix("\n")
     if not text.strip():
         raise click.UsageError("the prompt is empty")
     return text

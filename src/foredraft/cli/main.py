@@ -88,7 +88,7 @@ def run(args: Sequence[str] | None = None) -> int:
     log.setFormatter(logging.Formatter("foredraft: %(message)s"))
     logger = logging.getLogger("foredraft")
     logger.addHandler(log)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.WARNING)
     try:
         return _run(args, session)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -71,11 +72,12 @@ json_option = click.option(
 
 
 def debug_option(command: Command) -> Command:
-    """`--debug`: tracebacks and the plan of the memory."""
+    """`--debug`: tracebacks, the plan of the memory, and what the engine decides."""
 
     def switch_on(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
             ctx.ensure_object(Session).debug = True
+            logging.getLogger("foredraft").setLevel(logging.INFO)
 
     return click.option(
         "--debug",
@@ -83,7 +85,7 @@ def debug_option(command: Command) -> Command:
         is_eager=True,
         expose_value=False,
         callback=switch_on,
-        help="Show tracebacks and the plan of the memory.",
+        help="Show tracebacks, the plan of the memory and what the engine decides.",
     )(command)
 
 
@@ -154,7 +156,6 @@ def sampling_options(command: Command) -> Command:
         ),
         click.option("--min-tokens", type=int, help="No end before so many tokens."),
         click.option("--ignore-eos", is_flag=True, default=None, help="Go on after an end-of-text token."),
-        click.option("--logprobs", type=int, metavar="N", help="Report log-probabilities and N alternatives (--json)."),
     ]
     return _collect(command, flags, "params", _make_sampling_params)
 

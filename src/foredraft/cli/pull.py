@@ -17,7 +17,7 @@ from foredraft.cli.progress import Progress
 def command(names: tuple[str, ...]) -> None:
     """Download models by catalogue name or hub id org/repo[:file]. Prints where each file is.
 
-    What is on disk already is not downloaded again; a download that was interrupted goes on.
+    What is on disk already is not downloaded again. Of a download that was interrupted, the finished parts are kept.
     """
     from foredraft.models.hub import pull
 

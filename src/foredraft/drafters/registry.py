@@ -45,6 +45,8 @@ def make_drafters(spec: str, context: DraftContext) -> list[Drafter]:
     if spec == "none":
         return []
     parts = [part.partition(":") for part in spec.split("+")]
+    if len(parts) > 1 and any(name == "none" for name, _, _ in parts):
+        raise ParameterError("drafter", f"{spec!r}: 'none' cannot be joined with others")
     for name, colon, argument in parts:
         kind = DRAFTERS.get(name)
         if kind is None:

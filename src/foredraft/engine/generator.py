@@ -147,9 +147,12 @@ class Generator:
         capacity = min(self.model.max_model_len, self.model.num_blocks * BLOCK_SIZE - MAX_DRAFT)
         room = capacity - len(prompt)
         if room < 1:
+            longest = self.model.context_length
+            may_grow = self.model.max_model_len < longest
+            more = f", or raise max_model_len (-c), at most {longest}" if may_grow else ""
             raise PromptTooLongError(
                 f"the prompt has {len(prompt)} tokens and the context holds {capacity} with the answer: "
-                "shorten the prompt or raise max_model_len"
+                f"shorten the prompt{more}"
             )
         for token in params.logit_bias:
             if not 0 <= token < self.model.vocab_size:

@@ -73,7 +73,15 @@ class LanguageModel(Protocol):
         ...
 
     @property
-    def max_model_len(self) -> int: ...
+    def max_model_len(self) -> int:
+        """Tokens of a sequence, prompt and answer."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """The most that `max_model_len` may be."""
+        ...
+
     @property
     def num_blocks(self) -> int:
         """Physical blocks in the cache."""

@@ -118,7 +118,9 @@ def remove_model(name: str) -> int:
     """Deletes `model_files(name)`; returns the bytes freed. Raises ModelFileError if there is nothing of that name."""
     files = model_files(name)
     if not files:
-        raise _unknown(name) if name not in CATALOGUE else ModelFileError(f"{name} is not on disk: nothing to remove")
+        if name in CATALOGUE:
+            raise ModelFileError(f"{name} is not on disk: nothing to remove")
+        raise ModelFileError(f"no model is called {name}; {_close_names(name) or 'foredraft list shows those on disk'}")
     freed = sum(path.stat().st_size for path in files)
     if name in CATALOGUE and models_directory().exists():
         with locked(models_directory(), name):
@@ -182,10 +184,15 @@ def _hub_name(path: Path) -> str:
 
 
 def _unknown(name: str) -> ModelFileError:
+    hint = _close_names(name) or f"known names: {', '.join(CATALOGUE)}."
+    return ModelFileError(f"no model is called {name}; {hint} A path or a hub id org/repo[:file.gguf] will do too")
+
+
+def _close_names(name: str) -> str:
+    """A question that offers names like `name`, or nothing."""
     known = [*CATALOGUE, *(_hub_name(path) for path in hub_directory().glob("*/*/**/*.gguf"))]
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known names: {', '.join(CATALOGUE)}"
-    return ModelFileError(f"no model is called {name}; {hint} A path or a hub id org/repo[:file.gguf] will do too")
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def _require_online(name: str) -> None:

@@ -68,6 +68,10 @@ class NativeModel:
         return self.architecture.vocab_size
 
     @property
+    def context_length(self) -> int:
+        return self.architecture.context_length
+
+    @property
     def num_blocks(self) -> int:
         return self._cache.num_blocks
 

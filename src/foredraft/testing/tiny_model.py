@@ -45,7 +45,7 @@ class TinyModel:
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size
-        self.max_model_len = max_model_len
+        self.max_model_len = self.context_length = max_model_len
         self.num_blocks = num_blocks
         self.hidden_size = hidden_size
         self.weight_bytes = 4 * vocab_size

@@ -28,13 +28,12 @@ class PeerSettings:
 @dataclass(frozen=True, slots=True)
 class PeerPackage:
     module: str  # of this room: has `make(name, settings)`
-    imports: str
-    install: str
+    imports: Sequence[str]
     distributions: Sequence[str]
 
 
-_LLAMA_CPP = PeerPackage("llama_cpp", "llama_cpp", "pip install llama-cpp-python", ("llama-cpp-python",))
-_TRANSFORMERS = PeerPackage("hf", "transformers", 'pip install "foredraft[hf]" gguf', ("transformers", "torch"))
+_LLAMA_CPP = PeerPackage("llama_cpp", ("llama_cpp",), ("llama-cpp-python",))
+_TRANSFORMERS = PeerPackage("hf", ("torch", "transformers", "gguf"), ("transformers", "torch"))
 
 #: `:lookup` is the peer's own n-gram speculation.
 PEERS: Mapping[str, PeerPackage] = {
@@ -52,8 +51,9 @@ def check_peers(names: Sequence[str]) -> list[str]:
         if name not in PEERS:
             raise ParameterError("--peers", f"{name!r} is not one of {', '.join(PEERS)}")
         package = PEERS[name]
-        if importlib.util.find_spec(package.imports) is None:
-            raise ForedraftError(f"the peer {name} is not installed: {package.install}")
+        missing = [module for module in package.imports if importlib.util.find_spec(module) is None]
+        if missing:
+            raise ForedraftError(f'the peer {name} lacks {", ".join(missing)}: pip install "foredraft[peers]"')
         distributions.update(dict.fromkeys(package.distributions))
     return list(distributions)
 
