@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 
 import pytest
 
 from foredraft.cli import doctor
 from foredraft.cli.main import run
+from foredraft.models.packed_cache import Origin, PackedTensor, load_packed
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +37,32 @@ def test_the_report_as_json(capsys, tmp_path) -> None:
     assert report["core"]["read_gb_per_s"] > 0
     assert report["caches"]["models"] == {"path": str(tmp_path / "home" / "models"), "bytes": 1234}
     assert report["caches"]["packed_weights"]["bytes"] == 0
+
+
+def test_damaged_packed_weights_come_with_their_cure(capsys, tmp_path) -> None:
+    packed = tmp_path / "home" / "packed"
+    tensors = [PackedTensor(name, name, "Q4A", 16, 32, 10_000) for name in "abcde"]
+    for name in ("sound", "one", "all"):
+        load_packed(packed, Origin(f"/{name}.gguf", "0" * 16, ""), tensors, lambda tensor, out: out.fill(7), 1)
+    for name, places in (("one", [-12288]), ("all", [-12288 * i for i in range(1, 6)])):
+        with open(packed / f"{name}-{'0' * 16}.fdp", "r+b") as file:
+            for place in places:
+                file.seek(place, os.SEEK_END)
+                file.write(b"\x06")
+    (packed / "odd.fdp").write_bytes(b"FDPACKED")
+
+    assert run(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    indent, cure = " " * 16, "remove the file and they are made again"
+    assert f"{indent}sound-{'0' * 16}.fdp: sound" in lines
+    assert f"{indent}{packed}/one-{'0' * 16}.fdp: damaged: e; {cure}" in lines
+    assert f"{indent}{packed}/all-{'0' * 16}.fdp: damaged: a, b, c and 2 more; {cure}" in lines
+    assert f"{indent}{packed}/odd.fdp: not packed weights of this version of foredraft; {cure}" in lines
+
+    assert run(["doctor", "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["caches"]["packed_weights"]["files"]
+    assert [file["damaged_tensors"] for file in files] == [list("abcde"), [], ["e"], []]
+    assert [file["problem"] is None for file in files] == [False, False, False, True]
 
 
 def test_a_kernel_set_may_be_forced_if_it_can_run(capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,8 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
                 return self._send(404, b"", with_body, {"X-Error-Code": code, "X-Repo-Commit": "0" * 40})
             data = hub.files[repo][file]
             start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+            if start > 0 and start >= len(data):
+                return self._send(416, b"", with_body, {"Content-Range": f"bytes */{len(data)}"})
             headers = {
                 "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
                 "X-Repo-Commit": "0" * 40,

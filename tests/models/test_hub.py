@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import mmap
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from foredraft.errors import DownloadError, ModelFileError
 from foredraft.models import hub
 from foredraft.models.catalogue import CATALOGUE
 from foredraft.models.hub import list_models, model_files, pull, remove_model, resolve
-from foredraft.models.packed_cache import PackedTensor, identify, load_packed
+from foredraft.models.packed_cache import LAYOUT_VERSION, PackedTensor, identify, load_packed
 
 from .gguf_bytes import STRING, entry, make_file
 from .servers import local_hub
@@ -47,7 +49,7 @@ def pack(home: Path, model: Path) -> Path:
     """Repacked weights of a model: one tensor of 8 bytes."""
     before = set((home / "packed").glob("*"))
     tensor = PackedTensor("a", "a", "F32", 1, 2, 8)
-    load_packed(home / "packed", identify(model, 8, None), [tensor], lambda tensor, out: None, 1)
+    load_packed(home / "packed", identify(model, [(8, 16)], None), [tensor], lambda tensor, out: None, 1)
     (path,) = set((home / "packed").glob("*.fdp")) - before
     return path
 
@@ -91,6 +93,17 @@ def test_a_catalogue_name_is_pulled_on_first_use(home, monkeypatch):
     resolve("gemma3-270m")
     assert pulled == [("gemma3-270m", home / "models")]
     assert seen == [(1, 2)]
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{}", b'"text"', b"{\xff}", b'{"path": 5}'])
+def test_repacked_weights_with_an_odd_header_are_listed_and_removed(home, header):
+    path = home / "packed" / "x.fdp"
+    path.parent.mkdir(parents=True)
+    raw = struct.pack("<8sIII", b"FDPACKED", LAYOUT_VERSION, len(header), zlib.crc32(header)) + header
+    path.write_bytes(raw)
+    assert [(model.name, model.packed_bytes) for model in list_models()] == [(str(path), len(raw))]
+    assert remove_model(str(path)) == len(raw)
+    assert list_models() == []
 
 
 @pytest.mark.parametrize(

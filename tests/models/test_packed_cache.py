@@ -1,8 +1,10 @@
 """Packed weights on disk: made once, whole or absent, and never in the way."""
 
+import json
 import logging
 import os
 import resource
+import struct
 import subprocess
 import sys
 import zlib
@@ -76,11 +78,70 @@ def test_key_follows_size_time_header_and_options(tmp_path: Path) -> None:
     def key(text: str, when: int = 5, quantize: str | None = None) -> str:
         path.write_text(text)
         os.utime(path, ns=(when, when))
-        return identify(path, 6, quantize).key
+        return identify(path, [(6, 4)], quantize).key
 
     keys = [key("headertail"), key("HEADERtail"), key("headertail+"), key("headertail", 6), key("headertail", 5, "q4")]
     assert len(set(keys)) == 5
-    assert key("headertail") == key("headerTAIL") == keys[0]  # only the header is read
+    assert key("headertail") == keys[0]
+
+
+@pytest.mark.parametrize("where", [100, 101, 199, 200, 300, 100_199, 100_200, 134_000, 167_500, 200_199])
+def test_key_follows_every_tensor(where: int, tmp_path: Path) -> None:
+    """Tensors of 100, 100 000 and 100 000 bytes after a header of 100: same size, header and time, other weights."""
+    spans = [(200, 100_000), (100, 100), (100_200, 100_000)]
+    raw = bytearray(np.random.default_rng(0).bytes(200_200))
+
+    def key() -> str:
+        path = tmp_path / "model.gguf"
+        path.write_bytes(raw)
+        os.utime(path, ns=(5, 5))
+        return identify(path, spans, None).key
+
+    before = key()
+    raw[where] ^= 1
+    assert key() != before
+
+
+HEADERS = [b"[]", b"{}", b'"text"', b"null", b"{\xff}", b"[" * 100_000, b'{"path": 5}', b"", b"1" * 5000]
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=[repr(header[:8]) for header in HEADERS])
+def test_an_odd_header_with_a_right_checksum_is_unsound(header: bytes, tmp_path: Path) -> None:
+    write_header(tmp_path / NAME, header)
+    for read in (damaged_tensors, read_origin):
+        with pytest.raises(ModelFileError, match="remove the file"):
+            read(tmp_path / NAME)
+    assert is_right(load_packed(tmp_path, ORIGIN, TENSORS, pack, 1))
+    assert is_right(load_packed(tmp_path, ORIGIN, TENSORS, never, 1))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("path", 5),
+        ("key", None),
+        ("names", {}),
+        ("names", [1, 2, 3]),
+        ("sizes", [1]),
+        ("sizes", ["x"] * 3),
+        ("sizes", [-4096, 0, 0]),
+        ("checksums", "abc"),
+        ("checksums", [1, 2, 3]),
+    ],
+)
+def test_a_header_with_a_field_of_another_type_is_unsound(field: str, value: object, tmp_path: Path) -> None:
+    load_packed(tmp_path, ORIGIN, TENSORS, pack, 1)
+    raw = (tmp_path / NAME).read_bytes()
+    table = json.loads(raw[20 : raw.index(b"\0", 20)])
+    write_header(tmp_path / NAME, json.dumps(table | {field: value}).encode())
+    with pytest.raises(ModelFileError, match="remove the file"):
+        read_origin(tmp_path / NAME)
+    assert is_right(load_packed(tmp_path, ORIGIN, TENSORS, pack, 1))
+
+
+def write_header(path: Path, header: bytes) -> None:
+    prefix = struct.pack("<8sIII", b"FDPACKED", packed_cache.LAYOUT_VERSION, len(header), zlib.crc32(header))
+    path.write_bytes((prefix + header).ljust(8192, b"\0"))
 
 
 @pytest.mark.parametrize("damage", ["header", "truncated", "longer", "empty", "version", "other tensors"])
@@ -95,7 +156,7 @@ def test_unsound_file_is_made_again(damage: str, tmp_path: Path, monkeypatch: py
         raw[200] ^= 1
     sizes = {"truncated": len(raw) - 4096, "empty": 0}
     path.write_bytes(bytes(raw[: sizes.get(damage)]) + b"x" * (damage == "longer"))
-    if damage in ("header", "empty", "version"):
+    if damage != "other tensors":
         with pytest.raises(ModelFileError, match="remove the file"):
             damaged_tensors(path)
     assert is_right(load_packed(tmp_path, ORIGIN, TENSORS, pack, 1))

