@@ -1,5 +1,6 @@
 """The core as a LanguageModel: rows flattened, batches and trees equal to chains, options refused by name."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,22 @@ def test_quantised_files_are_near_the_plain_reference(tensor_type: str, tmp_path
     logits = load(tmp_path / "tiny.gguf").forward([Rows(TABLE, 0, TOKENS, num_logits=60)])
     # Only the activations are rounded, to 8 bits.
     assert np.abs(logits - expected).mean() < 0.05 * np.abs(expected).mean()
+
+
+def test_other_weights_of_equal_header_size_and_time_are_not_taken_for_these(path: Path) -> None:
+    file = read_gguf(path)
+    info = file.tensors["blk.0.ffn_down.weight"]
+    rows = [Rows(TABLE, 0, TOKENS, num_logits=60)]
+    before, other = load(path).forward(rows).copy(), path.with_name("other") / path.name
+    other.parent.mkdir()
+    raw = bytearray(path.read_bytes())
+    raw[info.offset : info.offset + info.nbytes] = bytes(info.nbytes)
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    for target in (other, path):  # another file of that name, and the same one written over
+        target.write_bytes(raw)
+        os.utime(target, ns=times)
+        assert np.array_equal(load(target).forward(rows), load(target, cache=False).forward(rows))
+        assert not np.array_equal(load(target).forward(rows), before)
 
 
 def test_memory_plan_adds_up(path: Path) -> None:
