@@ -55,7 +55,7 @@ def test_a_useless_drafter_is_off_within_64_tokens_and_says_so(caplog: pytest.Lo
         later = [play(controller, seq, drafter, 0) for _ in range(300)]
     assert sum(later) <= 8  # probes
     assert sum(later) > 0
-    assert "model is off, it does not pay here" in caplog.text
+    assert "model is off for request 0, it does not pay here" in caplog.text
 
 
 def test_it_comes_back_when_the_text_changes() -> None:

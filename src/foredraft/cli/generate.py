@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ def command(
     if prediction is not None:
         params = replace(params, prediction=read_text(prediction))
     llm = open_llm(options, session)
+    logging.getLogger("foredraft").setLevel(logging.INFO)  # says when a drafter does not pay, and why
     chunks = _stream(llm, text, params, raw=raw, trace_rounds=trace_rounds)
     with hold_log():
         completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM, at_once=trace_rounds)

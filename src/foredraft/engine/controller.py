@@ -105,10 +105,10 @@ class Controller:
     def _log_off(self, seq: Sequence, drafter: Drafter, record: _Record, pass_s: SequenceOf[float]) -> None:
         k = min(PROBE_LENGTH, len(pass_s) - 1)
         logger.info(
-            "request %d: %s is off, it does not pay here: %.2f tokens a pass expected with %d drafted, at %.2f x the "
+            "%s is off for request %d, it does not pay here: %.2f tokens a pass expected with %d drafted, at %.2f x the "
             "time of a plain pass; next try in %d tokens",
-            seq.request_id,
             drafter.name,
+            seq.request_id,
             expected_tokens(record.acceptance(k)),
             k,
             (pass_s[k] + k * self._draft_s[drafter.name].seconds) / pass_s[0],
