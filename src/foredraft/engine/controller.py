@@ -105,8 +105,8 @@ class Controller:
     def _log_off(self, seq: Sequence, drafter: Drafter, record: _Record, pass_s: SequenceOf[float]) -> None:
         k = min(PROBE_LENGTH, len(pass_s) - 1)
         logger.info(
-            "%s is off for request %d, it does not pay here: %.2f tokens a pass expected with %d drafted, at %.2f x the "
-            "time of a plain pass; next try in %d tokens",
+            "%s is off for request %d, it does not pay here: %.2f tokens a pass expected with %d drafted, at %.2f x "
+            "the time of a plain pass; next try in %d tokens",
             drafter.name,
             seq.request_id,
             expected_tokens(record.acceptance(k)),
