@@ -18,7 +18,7 @@ namespace foredraft {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(100);
-constexpr int kMaxThreads = 1024;
+constexpr int kMaxThreads = 256;
 
 void relax() {
 #if defined(__x86_64__)
@@ -43,7 +43,7 @@ bool spin(Done done) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads) : num_processors_(default_threads()), spins_(num_threads <= num_processors_) {
     if (num_threads < 1 || num_threads > kMaxThreads)
         throw std::invalid_argument("threads must be in 1.." + std::to_string(kMaxThreads) + ", got " + std::to_string(num_threads));
     workers_.reserve(num_threads - 1);
@@ -73,12 +73,16 @@ void ThreadPool::run(int count, int grain, Call call, void* body) {
         {
             std::lock_guard lock(mutex_);
         }
-        wake_.notify_all();
+        if (spins_) {
+            wake_.notify_all();
+        } else {  // more would only queue for the processors
+            for (int i = 0; i < std::max(1, num_processors_ - 1); ++i) wake_.notify_one();
+        }
     }
     work(0);
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
     const auto empty = [&] { return (state_.load(std::memory_order_acquire) & kInside) == 0; };
-    while (!spin(empty)) std::this_thread::yield();
+    while (!(spins_ ? spin(empty) : empty())) std::this_thread::yield();
     std::exception_ptr error = std::exchange(error_, nullptr);
     busy_.store(false, std::memory_order_release);
     if (error) std::rethrow_exception(error);
@@ -123,7 +127,7 @@ uint64_t ThreadPool::await_region(uint64_t seen_epoch) {
         state = state_.load();
         return state >> 16 != seen_epoch || stop_.load(std::memory_order_relaxed);
     };
-    if (spin(changed)) return state;
+    if (spins_ ? spin(changed) : changed()) return state;
     std::unique_lock lock(mutex_);
     sleepers_.fetch_add(1);
     wake_.wait(lock, changed);

@@ -12,7 +12,8 @@
 namespace foredraft {
 
 // Runs regions: a pass has some two hundred, so entering one costs about a microsecond. The calling thread works too.
-// Workers spin for a moment between regions, then sleep. A region waits only for workers that have entered it: one that
+// Workers spin for a moment between regions, then sleep; with more threads than processors they sleep at once, and a
+// region wakes no more than there are processors. A region waits only for workers that have entered it: one that
 // is asleep or descheduled misses it and costs nothing. A second region at the same time, nested or from another
 // thread, runs on its caller alone.
 class ThreadPool {
@@ -58,6 +59,8 @@ class ThreadPool {
     void* body_ = nullptr;
     int count_ = 0, grain_ = 1;
 
+    const int num_processors_;
+    const bool spins_;
     std::atomic<bool> busy_{false}, failed_{false}, stop_{false};
     std::atomic<int> sleepers_{0};
     std::mutex mutex_;

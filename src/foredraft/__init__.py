@@ -9,17 +9,21 @@ for chunk in llm.stream("def fib(n):", SamplingParams(max_tokens=64)):
 
 from typing import TYPE_CHECKING, Any
 
-from foredraft.types import Chunk, Completion, SamplingParams
-
 if TYPE_CHECKING:
     from foredraft.engine.llm import LLM
+    from foredraft.types import Chunk, Completion, SamplingParams
 
 __all__ = ["LLM", "Chunk", "Completion", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":  # on first use: it loads tokenizers and the core, which `import foredraft` need not wait for
+    """On first use: `LLM` loads tokenizers and the core, and the command must not wait before it minds Ctrl-C."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "LLM":
         from foredraft.engine.llm import LLM
 
         return LLM
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from foredraft import types
+
+    return getattr(types, name)

@@ -1,5 +1,17 @@
-"""`python -m foredraft`: the `foredraft` command."""
+"""`foredraft` and `python -m foredraft`: from the first line on, Ctrl-C ends it without a traceback."""
 
-from foredraft.cli.main import main
+import sys
+from typing import NoReturn
 
-main()
+
+def main() -> NoReturn:
+    try:
+        from foredraft.cli.main import main as run_process  # most of the start is this import
+
+        run_process()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal, Protocol
 
 from foredraft.errors import ParameterError
@@ -44,12 +45,7 @@ class SamplingParams:
     num_speculative_tokens: int | None = None  # this request's largest draft; 0 switches drafting off
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        finite = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-        for name in finite:
-            if not math.isfinite(getattr(self, name)):
-                raise ParameterError(name, "must be a finite number")
+        self._normalise()
         _check(self.temperature >= 0, "temperature", "must be 0 (greedy) or more")
         _check(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
         _check(self.top_k >= -1, "top_k", "must be positive, or 0 for no limit")
@@ -62,9 +58,12 @@ class SamplingParams:
             self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens"
         )
         _check(all(self.stop), "stop", "must not contain an empty string")
+        _check(all(0 <= t < 2**31 for t in self.stop_token_ids), "stop_token_ids", "must lie between 0 and 2^31 - 1")
         _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "must lie between -2 and 2")
         _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "must lie between -2 and 2")
-        _check(self.repetition_penalty > 0, "repetition_penalty", "must be above 0 (1 means none)")
+        _check(
+            0.01 <= self.repetition_penalty <= 100, "repetition_penalty", "must lie between 0.01 and 100 (1 means none)"
+        )
         _check(all(-100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias", "must lie between -100 and 100")
         _check(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", "must lie between 0 and 20")
         _check(
@@ -72,6 +71,27 @@ class SamplingParams:
             "num_speculative_tokens",
             f"must lie between 0 and {MAX_DRAFT}",
         )
+
+    def _normalise(self) -> None:
+        """Python's own types, and none of the caller's lists: they could change later."""
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            value = getattr(self, name)
+            _check(isinstance(value, Real) and math.isfinite(value), name, "must be a finite number")
+        for name in ("top_k", "n", "min_tokens"):
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        for name in ("seed", "max_tokens", "logprobs", "num_speculative_tokens"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
+        _check(all(isinstance(text, str) for text in stop), "stop", "must be text or a list of texts")
+        ids = tuple(_whole("stop_token_ids", t) for t in _items("stop_token_ids", self.stop_token_ids))
+        bias = {} if self.logit_bias is None else self.logit_bias
+        _check(isinstance(bias, Mapping), "logit_bias", "must map token ids to numbers")
+        _check(all(isinstance(b, Real) for b in bias.values()), "logit_bias", "must map token ids to numbers")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", ids)
+        object.__setattr__(self, "logit_bias", {_whole("logit_bias", t): float(b) for t, b in bias.items()})
+        _check(self.prediction is None or isinstance(self.prediction, str), "prediction", "must be text")
 
     @property
     def is_greedy(self) -> bool:
@@ -86,10 +106,24 @@ class SamplingParams:
 #: Most tokens in one draft. A pass over more rows than this is bound by arithmetic on every machine we know.
 MAX_DRAFT = 64
 
+#: Most threads of one engine.
+MAX_THREADS = 256
+
 
 def _check(condition: bool, name: str, problem: str) -> None:
     if not condition:
         raise ParameterError(name, problem)
+
+
+def _whole(name: str, value: Any) -> int:
+    _check(isinstance(value, Integral), name, f"needs whole numbers, not {value!r}")
+    return int(value)
+
+
+def _items(name: str, value: Any) -> tuple[Any, ...]:
+    """None stands for no items."""
+    _check(value is None or isinstance(value, Iterable), name, "must be a list")
+    return () if value is None else tuple(value)
 
 
 class SequenceView(Protocol):

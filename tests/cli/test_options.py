@@ -100,7 +100,7 @@ def test_no_field_of_the_engine_is_out_of_reach() -> None:
         ("--min-p 2", "--min-p must lie between"),
         ("-n 0", "--max-tokens must be at least 1"),
         ("--min-tokens 300", "--min-tokens must not exceed max_tokens"),
-        ("--repetition-penalty 0", "--repetition-penalty must be above 0"),
+        ("--repetition-penalty 0", "--repetition-penalty must lie between 0.01"),
         ("--presence-penalty 3", "--presence-penalty must lie between"),
         ("--logit-bias 5", "'5' is not of the form TOKEN_ID=BIAS"),
         ("--logit-bias 5=x", "'5=x' is not of the form TOKEN_ID=BIAS"),
@@ -108,6 +108,7 @@ def test_no_field_of_the_engine_is_out_of_reach() -> None:
         ("-k -1", "-1 is not in the range"),
         ("-k 1000000", "1000000 is not in the range"),
         ("-t 0", "0 is not in the range"),
+        ("-t 257", "257 is not in the range"),
         ("-c 0", "0 is not in the range"),
         ("--draft-vocab zero", "'zero' is no number of tokens"),
         ("--draft-vocab 0", "'0' is no number of tokens"),
@@ -168,3 +169,9 @@ def test_a_wrong_speculative_config_is_named(text: str, words: str) -> None:
 def test_a_flag_and_the_config_may_not_both_choose(flags: str) -> None:
     with pytest.raises(click.UsageError, match="both choose"):
         parse(*flags.split(), "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5}')
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"num_speculative_tokens": ' + "9" * 5000 + "}"])
+def test_json_that_python_cannot_hold_is_bad_usage(text: str) -> None:
+    with pytest.raises(ParameterError, match="nested too deeply, or"):
+        parse_speculative_config(text)

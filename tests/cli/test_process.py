@@ -148,3 +148,56 @@ def test_a_reader_that_goes_away_ends_it_quietly(start, model: Path) -> None:
     assert "Traceback" not in errors
     assert "Exception ignored" not in errors
     assert "error" not in errors
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "line"),
+    [
+        ("2>&-", 0, ""),
+        (">&-", 1, ""),
+        (">&- 2>&-", 1, ""),
+        ("<&-", 2, "foredraft: error: cannot read standard input"),
+        ("<&- >&- 2>&-", 2, ""),
+    ],
+)
+def test_closed_streams_end_without_a_traceback(model: Path, closed: str, code: int, line: str) -> None:
+    script = f'exec "$0" -m foredraft generate -m "$1" -f - -n 4 {closed}'
+    done = subprocess.run(
+        ["sh", "-c", script, sys.executable, str(model)], input=b"abc", capture_output=True, timeout=60, check=False
+    )
+    errors = done.stderr.decode()
+    assert done.returncode == code
+    assert "Traceback" not in errors
+    assert len([text for text in errors.splitlines() if "error" in text]) == (1 if line else 0)
+    assert line in errors
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_terminal_without_the_characters_of_an_answer(
+    model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    command = [sys.executable, "-m", "foredraft", "generate", "-m", str(model), "-p", "d\u00e9j\u00e0", *flags]
+    more = ["-n", "60", "--ignore-eos", "--temp", "1.5", "--seed", "1"]
+    done = subprocess.run([*command, *more], capture_output=True, timeout=60, check=False)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    text = json.loads(done.stdout)["text"] if flags else done.stdout.decode()
+    assert ("\ufffd" if flags else "?") in text
+
+
+def test_ctrl_c_while_it_still_imports_is_quiet() -> None:
+    script = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from foredraft.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,3 +183,19 @@ def test_a_stop_string_completed_by_the_last_broken_character() -> None:
     gen.tokenizer.token_bytes = lambda token: b"\xf0"  # type: ignore[method-assign]
     out = gen.generate(PROMPT, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, stop="\ufffd"))[0]
     assert (out.text, out.finish_reason) == ("", "stop")
+
+
+@pytest.mark.parametrize("prompts", [[1, "abc"], ["abc", 1], [[1], 2], 5, [1.5, 2], [[1, "a"]], [None], np.ones(3)])
+def test_what_is_no_prompt_is_refused(prompts: Any) -> None:
+    with pytest.raises(ParameterError) as caught:
+        generator("none").generate(prompts)
+    assert caught.value.field == "prompt"
+
+
+def test_arrays_and_their_integers_are_token_ids() -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    [expected] = generator("none").generate([1, 2, 3], params)
+    ids = np.array([1, 2, 3])
+    many: list[Any] = [ids, list(ids), (1, 2, 3), ids[None, :], [ids, [1, 2, 3]], ["abc", ids]]
+    for prompts in many:
+        assert generator("none").generate(prompts, params)[-1].token_ids == expected.token_ids

@@ -13,6 +13,7 @@ import click
 from foredraft.cli.console import STANDARD_STREAM, make_console, note, write_json, write_text
 from foredraft.cli.options import EngineOptions, debug_option, engine_options, make_llm
 from foredraft.cli.run_bar import RunBar
+from foredraft.types import MAX_THREADS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -148,7 +149,7 @@ def command(
     "--context", "contexts", default="512,4096", show_default=True, callback=parse_numbers, help="Tokens before."
 )
 @click.option("--runs", type=click.IntRange(1), default=15, show_default=True, help="Repeats of every pass.")
-@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="Threads. [default: processors we may use]")
+@click.option("-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads. [default: processors we may use]")
 @click.option("--kv-cache-dtype", type=click.Choice(("f16", "f32")), default="f16", show_default=True)
 @json_option
 @markdown_option

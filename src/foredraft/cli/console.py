@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import logging
 import logging.handlers
 import os
+import secrets
+import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,26 +69,76 @@ def write_answer(text: str) -> None:
 
 def write_json(value: Mapping[str, Any], target: str) -> None:
     """One object, to stdout or to a file."""
-    write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", target)
+    is_utf8 = target != STANDARD_STREAM or codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+    write_text(json.dumps(value, ensure_ascii=not is_utf8, indent=2) + "\n", target)
 
 
 def write_text(text: str, target: str) -> None:
-    """To stdout, or to a file that is replaced as a whole or not at all."""
+    """To stdout, or to a file that is replaced as a whole or not at all.
+
+    A link stays and what it names is written; a pipe or a device is written into.
+    """
     if target == STANDARD_STREAM:
         write_answer(text)
         return
-    path = Path(target)
     try:
-        descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with open(descriptor, "w", encoding="utf-8") as file:
+            mode = os.stat(target).st_mode
+        except FileNotFoundError:
+            mode = None
+        if mode is None or stat.S_ISREG(mode):
+            _replace_file(Path(target).resolve(), text, mode)
+        else:
+            with open(target, "w", encoding="utf-8", errors="replace") as file:
                 file.write(text)
-            os.replace(scratch, path)
-        except BaseException:
-            os.unlink(scratch)
-            raise
     except OSError as error:
         raise ForedraftError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _replace_file(path: Path, text: str, mode: int | None) -> None:
+    """By a rename. mode: of the file that was there; None: there was none, and the umask decides."""
+    scratch = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+            if mode is not None:
+                os.fchmod(descriptor, stat.S_IMODE(mode))
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink()
+        raise
+
+
+def prepare_streams() -> None:
+    """Gives the process three streams that can be used without a thought.
+
+    Python leaves out those that were closed at its start. Their descriptors are taken here, before a model file gets
+    one: a closed stdout becomes a pipe without a reader, a closed stdin one that cannot be read, a closed stderr the
+    null device. A character that stdout's encoding lacks is replaced, and an ASCII stdin is read as UTF-8.
+    """
+    if sys.stdin is None:
+        _take(0, os.open(os.devnull, os.O_WRONLY))
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    if sys.stdout is None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        _take(1, writer)
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        _take(2, os.open(os.devnull, os.O_WRONLY))
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8")
+
+
+def _take(number: int, descriptor: int) -> None:
+    """Moves a descriptor to a number of the standard streams."""
+    if descriptor != number:
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
 def read_text(source: str) -> str:

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import click
 
-from foredraft.cli.console import Session
+from foredraft.cli.console import Session, prepare_streams
 from foredraft.errors import ForedraftError
 
 INTERRUPTED = 130
@@ -130,11 +130,15 @@ def _fail(error: BaseException, session: Session, message: str, code: int) -> in
 
 
 def main() -> NoReturn:
-    code = run()
-    # A reader that went away must not turn the interpreter's own last flush into a traceback.
+    """The process from here on: sound streams first, and no traceback from the interpreter's own last flush."""
+    prepare_streams()
+    try:
+        code = run()
+    except OSError:  # stderr is gone or full, so that not even the error could be told
+        code = 1
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)

@@ -13,7 +13,7 @@ import click
 from foredraft.cli.console import STANDARD_STREAM, Session, note
 from foredraft.cli.speculative_config import QUANTIZATIONS, REJECTION_SAMPLE_METHODS, parse_speculative_config
 from foredraft.errors import ParameterError
-from foredraft.types import MAX_DRAFT, SamplingParams
+from foredraft.types import MAX_DRAFT, MAX_THREADS, SamplingParams
 
 if TYPE_CHECKING:
     from foredraft.cli.progress import Progress
@@ -121,7 +121,9 @@ def engine_options(command: Command) -> Command:
             default=None,
             help="Let measured costs choose how much is drafted, or always draft the most. [default: adaptive]",
         ),
-        click.option("-t", "--threads", type=click.IntRange(1, 1024), help="Threads. [default: processors we may use]"),
+        click.option(
+            "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads. [default: processors we may use]"
+        ),
         click.option("-c", "--max-model-len", type=click.IntRange(1), help="Context in tokens. [default: the model's]"),
         click.option(
             "--kv-cache-dtype",

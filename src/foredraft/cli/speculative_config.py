@@ -41,6 +41,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         given = json.loads(text)
     except json.JSONDecodeError as error:
         raise ParameterError(FLAG, f"is not JSON: {error.msg} at character {error.pos}") from error
+    except (RecursionError, ValueError) as error:
+        raise ParameterError(FLAG, "is nested too deeply, or has a number with too many digits") from error
     if not isinstance(given, dict):
         raise ParameterError(FLAG, 'must be a JSON object such as {"method": "ngram", "num_speculative_tokens": 5}')
     for key in given:

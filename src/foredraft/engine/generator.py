@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Generator as Stream
 from collections.abc import Sequence as SequenceOf
 from itertools import count
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from foredraft.algo.sampler import RejectionMethod, make_sampler
@@ -258,13 +259,22 @@ class Generator:
 
 
 def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
+    """Every prompt by itself. Arrays stand for lists; integers of other libraries for Python's."""
     if isinstance(prompts, str):
         return [prompts]
-    many: list[Prompt] = []
-    single: list[int] = []
-    for item in prompts:
-        if isinstance(item, int):
-            single.append(item)
-        else:
-            many.append(item)
-    return many if many else [single]
+    items = _as_items(prompts)
+    if all(isinstance(item, Integral) for item in items):
+        return [[int(item) for item in items]]
+    many: list[Prompt] = [item if isinstance(item, str) else _as_items(item) for item in items]
+    for prompt in many:
+        if not isinstance(prompt, str) and not all(isinstance(item, Integral) for item in prompt):
+            raise ParameterError("prompt", "has something other than whole numbers among its token ids")
+    return [prompt if isinstance(prompt, str) else [int(token) for token in prompt] for prompt in many]
+
+
+def _as_items(value: Any) -> list[Any]:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, Iterable):
+        raise ParameterError("prompt", "must be text, token ids, or a list of either")
+    return list(value)

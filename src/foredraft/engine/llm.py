@@ -18,6 +18,7 @@ from foredraft.models.hub import resolve
 from foredraft.models.load import KVCacheDtype, Quantize, load_model
 from foredraft.models.native import MemoryPlan, NativeModel
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.types import MAX_THREADS
 
 if TYPE_CHECKING:
     from foredraft._native import ThreadPool
@@ -66,8 +67,8 @@ class LLM(Generator):
     ) -> None:
         began = perf_counter()
         core = load_core()
-        if threads is not None and threads < 1:
-            raise ParameterError("threads", "must be at least 1")
+        if threads is not None and not (isinstance(threads, int) and 1 <= threads <= MAX_THREADS):
+            raise ParameterError("threads", f"must be a whole number from 1 to {MAX_THREADS}")
         pool: ThreadPool = core.ThreadPool(threads or core.default_threads())
 
         def find(name: str | os.PathLike[str]) -> Path:
