@@ -84,35 +84,13 @@ void idle_workers_can_be_joined() {
     for (int i = 0; i < 50; ++i) ThreadPool pool(1 + i % 4);
 }
 
-double seconds_of_regions(int threads) {
+void print_cost_of_a_region(int threads, int regions) {
     ThreadPool pool(threads);
-    std::vector<double> values(256 * 256, 1.0);
-    double best = 1e9;
-    for (int repeat = 0; repeat < 5; ++repeat) {
-        const auto begin = std::chrono::steady_clock::now();
-        for (int region = 0; region < 200; ++region)
-            pool.parallel_for(256, 1, [&](int first, int last, int) {
-                for (int i = first * 256; i < last * 256; ++i) values[size_t(i)] *= 1.0000001;
-            });
-        best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    }
-    return best;
-}
-
-void more_threads_than_processors_cost_little() {
-    const double few = seconds_of_regions(std::min(2, foredraft::default_threads())), many = seconds_of_regions(256);
-    std::printf("256 threads take %.1f times as long as 2\n", many / few);
-    require(many < 15 * few, "surplus threads sleep");
-}
-
-void print_cost_of_a_region() {
-    ThreadPool pool(2);
-    constexpr int kRegions = 20000;
     std::atomic<int> sum{0};
     const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kRegions; ++i) pool.parallel_for(2, 1, [&](int b, int, int) { sum.fetch_add(b, std::memory_order_relaxed); });
+    for (int i = 0; i < regions; ++i) pool.parallel_for(2, 1, [&](int b, int, int) { sum.fetch_add(b, std::memory_order_relaxed); });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    std::printf("%.2f us a region on 2 threads\n", seconds / kRegions * 1e6);
+    std::printf("%.2f us a region on %d threads\n", seconds / regions * 1e6, threads);
 }
 
 }  // namespace
@@ -123,6 +101,7 @@ int main() {
     first_exception_reaches_the_caller();
     nested_and_concurrent_regions_run_alone();
     idle_workers_can_be_joined();
-    more_threads_than_processors_cost_little();
-    print_cost_of_a_region();
+    every_item_runs_once(256);  // far more than processors: surplus threads sleep
+    print_cost_of_a_region(2, 20000);
+    print_cost_of_a_region(64, 2000);
 }
