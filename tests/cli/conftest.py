@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from threading import Timer
 
 import pytest
@@ -13,7 +14,7 @@ from foredraft.cli.console import Session
 from foredraft.cli.options import EngineOptions
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.generator import Generator, Prompt
-from foredraft.testing import ByteTokenizer, TinyModel
+from foredraft.testing import ByteTokenizer, TinyModel, make_tiny_gguf
 from foredraft.types import Chunk, SamplingParams
 
 #: A child that is not done by then is killed, which ends every read of its pipes.
@@ -52,6 +53,22 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[TinyLLM]:
     for command in ("generate", "chat", "demo"):
         monkeypatch.setattr(f"foredraft.cli.{command}.open_llm", open_tiny)
     return opened
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real (tiny) GGUF file."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    make_tiny_gguf("llama", path)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, and no network."""
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FOREDRAFT_OFFLINE", "1")
+    return tmp_path / "home"
 
 
 @pytest.fixture

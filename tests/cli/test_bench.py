@@ -11,20 +11,8 @@ import pytest
 from foredraft.cli.main import run
 from foredraft.cli.progress import Progress
 from foredraft.cli.run_bar import RunBar
-from foredraft.testing import make_tiny_gguf
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    make_tiny_gguf("llama", path)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("FOREDRAFT_OFFLINE", "1")
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

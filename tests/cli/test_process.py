@@ -12,21 +12,8 @@ from pathlib import Path
 import pytest
 
 from foredraft.cli.main import run
-from foredraft.testing import make_tiny_gguf
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    make_tiny_gguf("llama", path)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("FOREDRAFT_OFFLINE", "1")
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_the_same_text_with_and_without_speculation(model: Path, capsys) -> None:
