@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol
 
-from foredraft.errors import ParameterError
+from foredraft.errors import ForedraftError, ParameterError
 
 FinishReason = Literal["stop", "length", "abort"]
 Array = Any  # an array of the array API standard: numpy on the CPU core, torch in the hf backend
@@ -265,3 +265,4 @@ class Chunk:
     origins: Sequence[str]
     finish_reason: FinishReason | None = None
     completion: Completion | None = None  # with the last chunk
+    error: ForedraftError | None = None  # why the answer was aborted, if it could not go on

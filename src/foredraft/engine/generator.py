@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Generator as Stream
 from collections.abc import Sequence as SequenceOf
@@ -17,7 +18,7 @@ from foredraft.engine.costs import MAX_ROWS, measure_pass_costs
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.sequence import Sequence
-from foredraft.engine.stats import Round
+from foredraft.engine.stats import EngineSnapshot, Round
 from foredraft.engine.step import Engine, Step
 from foredraft.errors import ParameterError, PromptTooLongError
 from foredraft.kvcache.blocks import BlockPool, num_blocks_for
@@ -39,7 +40,8 @@ DEFAULT_MAX_DRAFT = 16
 class Generator:
     """The part of `LLM` that needs no files. Not thread-safe.
 
-    Several streams may be open at once; whichever is read drives the engine for all of them.
+    `submit`, `step` and `abort` never wait; `stream` and what stands on it drive them. Several streams may be open at
+    once; whichever is read drives the engine for all of them.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Generator:
         self._request_ids = count()
         self._sequence_ids = count()
         self._round_hook: Callable[[Round], None] | None = None
-        self._outbox: dict[int, list[Chunk]] = {}  # sequence -> chunks not yet read
+        self._inboxes: dict[int, deque[Chunk]] = {}  # request -> chunks that its open stream has not yielded yet
 
     def generate(self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None) -> list[Completion]:
         """Complete every prompt (text or token ids, as they are). In order of prompts, `params.n` completions each."""
@@ -120,6 +122,41 @@ class Generator:
         text = render_chat(self.tokenizer, messages, tools=tools)
         return self.tokenizer.encode(text, add_special=False, parse_special=True)
 
+    def submit(
+        self, prompt_ids: SequenceOf[int], params: SamplingParams | None = None, *, cache_salt: str = ""
+    ) -> list[Sequence]:
+        """Queue the choices of one prompt, to be computed by calls of `step`.
+
+        cache_salt: cached prefixes are shared only among requests of one salt. Raises PromptTooLongError,
+        ParameterError.
+        """
+        seqs = self._make_sequences(self._checked(prompt_ids), params or SamplingParams(), cache_salt)
+        self._schedule(seqs)
+        return seqs
+
+    def step(self) -> list[Chunk]:
+        """One pass: a chunk of every answer that grew or ended. A sequence that failed has its error in its chunk."""
+        steps = self.engine.step()
+        chunks = [self._make_chunk(step) for step in steps if step.num_new or step.seq.error is not None]
+        for chunk in chunks:
+            if chunk.request_id in self._inboxes:
+                self._inboxes[chunk.request_id].append(chunk)
+        if self._round_hook is not None:
+            for step in steps:
+                self._round_hook(step.round)
+        return chunks
+
+    def abort(self, request_id: int) -> None:
+        """Stop all choices of a request, if it still runs: its blocks are free at once, and it has no further chunk."""
+        self._abort([seq for seq in self.engine.scheduler.unfinished() if seq.request_id == request_id])
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.engine.scheduler.has_unfinished
+
+    def snapshot(self) -> EngineSnapshot:
+        return self.engine.scheduler.snapshot()
+
     def close(self) -> None:
         """Abort whatever runs and give back all that it held. Open streams end."""
         self._abort(self.engine.scheduler.unfinished())
@@ -134,16 +171,18 @@ class Generator:
         """Call `hook` with every sequence's share of every pass."""
         self._round_hook = hook
 
-    def _token_ids(self, prompts: Prompt | SequenceOf[Prompt]) -> list[list[int]]:
-        ids = [self.tokenizer.encode(p, add_special=True) if isinstance(p, str) else list(p) for p in _as_list(prompts)]
-        for prompt in ids:
-            if not prompt:
-                raise ParameterError("prompt", "is empty: give at least one token")
-            if not all(0 <= t < self.model.vocab_size for t in prompt):
-                raise ParameterError("prompt", f"has token ids outside 0 .. {self.model.vocab_size - 1}")
-        return ids
+    def _token_ids(self, prompts: Prompt | SequenceOf[Prompt]) -> list[SequenceOf[int]]:
+        ids = [self.tokenizer.encode(p, add_special=True) if isinstance(p, str) else p for p in _as_list(prompts)]
+        return [self._checked(prompt) for prompt in ids]
 
-    def _make_sequences(self, prompt: list[int], params: SamplingParams) -> list[Sequence]:
+    def _checked(self, prompt: SequenceOf[int]) -> SequenceOf[int]:
+        if not prompt:
+            raise ParameterError("prompt", "is empty: give at least one token")
+        if not all(0 <= t < self.model.vocab_size for t in prompt):
+            raise ParameterError("prompt", f"has token ids outside 0 .. {self.model.vocab_size - 1}")
+        return prompt
+
+    def _make_sequences(self, prompt: SequenceOf[int], params: SamplingParams, cache_salt: str = "") -> list[Sequence]:
         """The choices of one request, not yet scheduled."""
         capacity = min(self.model.max_model_len, self.model.num_blocks * BLOCK_SIZE - MAX_DRAFT)
         room = capacity - len(prompt)
@@ -183,54 +222,45 @@ class Generator:
                 detokenizer=Detokenizer(self.tokenizer, params.stop),
                 stop_ids=stop_ids,
                 prediction=prediction,
+                cache_salt=cache_salt,
             )
             for index in range(params.n)
         ]
 
     def _run(self, seqs: list[Sequence]) -> ChunkStream:
         """Schedule, and yield the chunks of these sequences until all have finished."""
-        for seq in seqs:
-            seq.stats.start()
-            self.engine.scheduler.add(seq)
-            self._outbox[seq.id] = []
-        unfinished = {seq.id: seq for seq in seqs}
+        inbox: deque[Chunk] = deque()
+        self._inboxes |= {seq.request_id: inbox for seq in seqs}
+        self._schedule(seqs)
         try:
-            while unfinished:
-                for seq in list(unfinished.values()):
-                    if seq.finish_reason is not None:
-                        del unfinished[seq.id]
-                    yield from self._take(seq)
-                    if seq.error is not None:
-                        raise seq.error
-                if unfinished:
-                    self._step()
+            while True:
+                while inbox:
+                    chunk = inbox.popleft()
+                    if chunk.error is not None:
+                        raise chunk.error
+                    yield chunk
+                if all(seq.finish_reason is not None for seq in seqs):
+                    return
+                self.step()
         finally:
             self._abort(seqs)
             for seq in seqs:
-                del self._outbox[seq.id]
+                self._inboxes.pop(seq.request_id, None)
+
+    def _schedule(self, seqs: SequenceOf[Sequence]) -> None:
+        for seq in seqs:
+            seq.stats.start()
+            self.engine.scheduler.add(seq)
 
     def _abort(self, seqs: SequenceOf[Sequence]) -> None:
         for seq in seqs:
             seq.finish_reason = seq.finish_reason or "abort"
             self.engine.remove(seq)
 
-    def _take(self, seq: Sequence) -> list[Chunk]:
-        chunks, self._outbox[seq.id] = self._outbox[seq.id], []
-        return chunks
-
-    def _step(self) -> None:
-        steps = self.engine.step()
-        for step in steps:
-            if step.num_new:
-                self._outbox[step.seq.id].append(self._make_chunk(step))
-        for step in steps:
-            if self._round_hook is not None:
-                self._round_hook(step.round)
-
     def _make_chunk(self, step: Step) -> Chunk:
         seq = step.seq
         finished = seq.finish_reason is not None
-        if finished and seq.detokenizer.finish():
+        if finished and seq.detokenizer.finish() and seq.error is None:
             seq.finish_reason = "stop"
         return Chunk(
             request_id=seq.request_id,
@@ -240,6 +270,7 @@ class Generator:
             origins=tuple(seq.origins[len(seq.origins) - step.num_new :]),
             finish_reason=seq.finish_reason,
             completion=self._make_completion(seq) if finished else None,
+            error=seq.error,
         )
 
     def _make_completion(self, seq: Sequence) -> Completion:

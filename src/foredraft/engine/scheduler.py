@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from foredraft.engine.sequence import Sequence
+from foredraft.engine.stats import EngineSnapshot
 from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
 from foredraft.kvcache.prefixes import PrefixStore
 from foredraft.types import MAX_DRAFT
@@ -36,6 +37,22 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._prefix_queries = self._prefix_hits = 0  # tokens
+
+    def snapshot(self) -> EngineSnapshot:
+        owned = sum(len(s.table.blocks) for s in self._running if s.table is not None)
+        return EngineSnapshot(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_preemptions=0,  # a running sequence never lacks a block
+            kv_cache_usage=owned / self._pool.num_blocks,
+            prefix_cache_queries=self._prefix_queries,
+            prefix_cache_hits=self._prefix_hits,
+        )
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._waiting or self._running)
 
     def unfinished(self) -> list[Sequence]:
         return [*self._waiting, *self._running]
@@ -74,6 +91,8 @@ class Scheduler:
         while self._waiting and len(self._running) < self._max_num_seqs and self._has_room(self._waiting[0]):
             seq = self._waiting.popleft()
             seq.table, seq.num_computed = self._prefixes.take(seq.tokens)
+            self._prefix_queries += len(seq.tokens)
+            self._prefix_hits += seq.num_computed
             self._running.append(seq)
             admitted.append(seq)
         return admitted

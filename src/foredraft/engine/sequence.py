@@ -37,6 +37,7 @@ class Sequence:
         detokenizer: Detokenizer,
         stop_ids: Collection[int],
         prediction: SequenceOf[int],
+        cache_salt: str = "",
     ) -> None:
         self.id = id
         self.request_id = request_id
@@ -48,6 +49,7 @@ class Sequence:
         self.sampler = sampler
         self.detokenizer = detokenizer
         self.prediction = prediction
+        self.cache_salt = cache_salt  # cached prefixes are shared only among sequences of one salt
         self.stop_ids = stop_ids
         self.origins: list[str] = []
         self.logprobs: list[TokenLogprob] = []

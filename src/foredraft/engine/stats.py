@@ -27,6 +27,18 @@ class Round:
     verify_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The engine's load at one moment, and its counters since it began."""
+
+    num_running: int  # sequences
+    num_waiting: int
+    num_preemptions: int
+    kv_cache_usage: float  # 0 .. 1: share of the target's blocks that running sequences hold
+    prefix_cache_queries: int  # tokens looked up when a sequence was admitted
+    prefix_cache_hits: int  # of these: found in the cache, so not computed again
+
+
 @dataclass(slots=True)
 class RequestStats:
     """Counters of one request. `passes` counts those after the prompt's."""
