@@ -214,7 +214,7 @@ class SpeculationStats:
     mean_acceptance_length: float
     tokens_per_pass: float
     accepted_per_position: Sequence[int]
-    by_drafter: Mapping[str, Mapping[str, int]]  # name -> {draft_tokens, accepted_tokens}
+    by_drafter: Mapping[str, Mapping[str, int]]  # name -> {drafts, draft_tokens, accepted_tokens}
 
 
 @dataclass(frozen=True, slots=True)

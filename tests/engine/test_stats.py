@@ -33,8 +33,8 @@ def test_a_trace_by_hand() -> None:
     assert got.tokens_per_pass == 8 / 4
     assert got.accepted_per_position == (2, 1, 1)
     assert got.by_drafter == {
-        "a": {"draft_tokens": 6, "accepted_tokens": 4},
-        "b": {"draft_tokens": 2, "accepted_tokens": 0},
+        "a": {"drafts": 2, "draft_tokens": 6, "accepted_tokens": 4},
+        "b": {"drafts": 1, "draft_tokens": 2, "accepted_tokens": 0},
     }
     assert stats.timing(0.5, len(origins)).tokens_per_s == 8 / 1.0
 

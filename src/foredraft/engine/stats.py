@@ -73,7 +73,8 @@ class RequestStats:
         self.accepted_per_position += [0] * (num_accepted - len(self.accepted_per_position))
         for i in range(num_accepted):
             self.accepted_per_position[i] += 1
-        counts = self.by_drafter.setdefault(draft.source, {"draft_tokens": 0, "accepted_tokens": 0})
+        counts = self.by_drafter.setdefault(draft.source, {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0})
+        counts["drafts"] += 1
         counts["draft_tokens"] += len(draft.tokens)
         counts["accepted_tokens"] += num_accepted
 
