@@ -9,6 +9,9 @@ ForedraftError                 exit code 1, one line: the cause and the cure
 ├── ChatTemplateError          no template, or the template refused the messages
 ├── DownloadError              network, hash, disk
 ├── NumericalError             the model produced NaN
+├── QueueFullError             too many requests wait already: try again later
+├── EngineUnavailableError     the engine does not take requests: it loads, drains, or has stopped
+├── EngineFailedError          the engine broke down; every request of it fails
 └── NativeCoreError            the C++ core is missing or cannot run here
 """
 
@@ -48,6 +51,15 @@ class DownloadError(ForedraftError): ...
 
 
 class NumericalError(ForedraftError): ...
+
+
+class QueueFullError(ForedraftError): ...
+
+
+class EngineUnavailableError(ForedraftError): ...
+
+
+class EngineFailedError(ForedraftError): ...
 
 
 class NativeCoreError(ForedraftError): ...
