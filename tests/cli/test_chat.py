@@ -48,6 +48,13 @@ def test_help_is_there_without_a_terminal(tiny, capsys, stdin) -> None:
     assert turns(tiny)[0].startswith("U:/what")
 
 
+def test_a_turn_that_is_not_utf8_is_refused(tiny, capsys, stdin) -> None:
+    stdin(b"hello\r\ncaf\xe9\nnever\n")
+    assert run(ARGS) == 2
+    assert "line 2 of standard input is not UTF-8 text (byte 3)" in capsys.readouterr().err
+    assert turns(tiny) == ["U:hello|A:"]
+
+
 def test_what_only_json_shows_is_no_flag(capsys) -> None:
     assert run(["chat", "--help"]) == 0
     assert "--logprobs" not in capsys.readouterr().out

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -48,6 +49,19 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     with pytest.raises(ForedraftError, match="cannot write"):
         write_json({}, str(loop))
     assert loop.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_file_that_a_standard_stream_goes_to_is_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    target = tmp_path / "log"
+    target.write_text("before\n")
+    with open(target, "a", encoding="utf-8") as stream:  # as the shell does for >>
+        monkeypatch.setattr(sys, name, stream)
+        write_json({"a": 1}, str(target))
+        stream.write("after\n")
+    assert target.read_text("utf-8") == 'before\n{\n  "a": 1\n}\nafter\n'
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -56,7 +56,10 @@ def test_the_prompt_may_come_from_a_file_or_stdin(tiny, capsys, tmp_path: Path, 
 def test_json_is_the_documented_object(tiny, capsys) -> None:
     assert run([*ARGS, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
-    assert list(value) == ["text", "token_ids", "finish_reason", "usage", "origins", "speculation", "timing"]
+    assert list(value) == [
+        *("text", "token_ids", "finish_reason", "usage", "origins", "speculation", "timing"),
+        *("model", "drafter", "parameters"),
+    ]
     assert list(value["usage"]) == ["prompt_tokens", "completion_tokens"]
     assert list(value["speculation"]) == [
         "num_passes",
@@ -76,6 +79,8 @@ def test_json_is_the_documented_object(tiny, capsys) -> None:
     assert value["origins"] == list(answer.origins)
     assert value["finish_reason"] == "length"
     assert value["timing"]["load_s"] == 0.25
+    assert (value["model"], value["drafter"]) == ("tiny", "ngram")
+    assert (value["parameters"]["max_tokens"], value["parameters"]["temperature"]) == (40, 0)
 
 
 def test_json_to_a_file_leaves_the_text_on_stdout(tiny, capsys, tmp_path: Path) -> None:
@@ -95,7 +100,13 @@ def test_logprobs_are_in_the_object_when_asked_for(tiny, capsys) -> None:
     assert run([*ARGS, "--json", "--logprobs", "2"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert len(value["logprobs"]) == 40
-    assert len(value["logprobs"][0]["top"]) == 2
+    answer = expected(tiny, logprobs=2)
+    tokenizer = tiny[-1].tokenizer
+    for entry, original in zip(value["logprobs"], answer.logprobs, strict=True):
+        assert (entry["token_id"], entry["logprob"]) == (original.token_id, original.logprob)
+        assert [(e["token_id"], e["logprob"]) for e in entry["top"]] == list(original.top)
+        for named in (entry, *entry["top"]):
+            assert named["token"] == tokenizer.token_bytes(named["token_id"]).decode("utf-8", "replace")
 
 
 def test_with_and_without_a_drafter_the_answer_is_the_same(tiny, capsys) -> None:

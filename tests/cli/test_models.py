@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from foredraft.cli.list import as_text
 from foredraft.cli.main import run
 from foredraft.models import hub
 from foredraft.models.catalogue import CATALOGUE
+from foredraft.models.hub import ModelOnDisk
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +37,29 @@ def test_list_shows_the_models_here_and_those_to_be_had(capsys, home: Path) -> N
     (home / "models").mkdir()
     (home / "models" / "smollm2-135m.gguf").write_bytes(bytes(2_000_000))
     assert run(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["smollm2-135m", "2", "MB", "0", "B", str(home / "models" / "smollm2-135m.gguf")]
-    assert [line.split()[0] for line in lines[2:]] == [name for name in CATALOGUE if name != "smollm2-135m"]
-    assert all("foredraft pull gets it" in line for line in lines[2:])
+    heading, here, empty, hint, *there = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["file", "repacked", "in", str(home)]
+    assert here.split() == ["2", "MB", "0", "B", "smollm2-135m"]
+    assert (empty, hint) == ("", "foredraft pull gets these:")
+    assert [line.split()[2] for line in there[::2]] == [name for name in CATALOGUE if name != "smollm2-135m"]
+    assert all(CATALOGUE[line.split()[2]].title in about for line, about in zip(there[::2], there[1::2], strict=True))
+    assert max(map(len, [here, *there])) <= 80
     assert run(["list", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert [model["name"] for model in value["models"]] == ["smollm2-135m"]
     assert value["models"][0]["file_bytes"] == 2_000_000
+    assert value["models"][0]["path"] == str(home / "models" / "smollm2-135m.gguf")
+
+
+def test_list_names_what_is_incomplete(tmp_path: Path) -> None:
+    models = [
+        ModelOnDisk("org/model:a.gguf", None, 5_000_000, 0, is_removable=True),
+        ModelOnDisk("/gone/b.gguf", None, 0, 7_000_000, is_removable=False),
+    ]
+    assert as_text(models, [], tmp_path).splitlines()[1:] == [
+        "   5 MB       0 B  org/model:a.gguf  (unfinished)",
+        "    0 B      7 MB  /gone/b.gguf  (its file is gone)",
+    ]
 
 
 def test_rm_says_what_it_freed(capsys, home: Path) -> None:

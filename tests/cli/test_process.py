@@ -43,6 +43,15 @@ def test_debug_prints_the_plan_of_the_memory(model: Path, capsys) -> None:
     assert "KV cache" in err
 
 
+@pytest.mark.parametrize("mode", ["wb", "ab"])
+def test_json_to_dev_stdout_is_json_to_stdout(model: Path, tmp_path: Path, mode: str) -> None:
+    target = tmp_path / "out.json"
+    args = ["generate", "-m", str(model), "-p", "abc", "-n", "4", "--json", "/dev/stdout"]
+    with open(target, mode) as stdout:
+        subprocess.run([sys.executable, "-m", "foredraft", *args], stdout=stdout, check=True, timeout=60)
+    assert json.loads(target.read_text())["usage"]["prompt_tokens"] > 0
+
+
 def test_torch_stays_out(model: Path) -> None:
     script = (
         "import sys\nfrom foredraft.cli.main import run\n"

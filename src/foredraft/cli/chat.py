@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from foredraft.cli.console import Session, hold_log, note, write_answer
+from foredraft.cli.console import Session, hold_log, note, read_lines, write_answer
 from foredraft.cli.options import EngineOptions, debug_option, engine_options, open_llm, sampling_options
 from foredraft.cli.words import summarise
 from foredraft.errors import ChatTemplateError, PromptTooLongError
@@ -92,7 +92,7 @@ def _answer(conversation: Conversation, text: str, is_interactive: bool) -> None
 def _lines(is_interactive: bool) -> Iterator[str]:
     """Turns, until the end of stdin. Prompts for them on a terminal."""
     if not is_interactive:
-        yield from (line.rstrip("\n") for line in sys.stdin)
+        yield from read_lines()
         return
     import readline  # noqa: F401 (gives input() history and editing)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: `--json` without a file name, and `-f -`: the standard streams.
 STANDARD_STREAM = "-"
+STDIN_NAME = "standard input"
+STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 @dataclass(slots=True)
@@ -76,11 +78,14 @@ def write_json(value: Mapping[str, Any], target: str) -> None:
 def write_text(text: str, target: str) -> None:
     """To stdout, or to a file that is replaced as a whole or not at all.
 
-    A link stays and what it names is written; a pipe or a device is written into.
+    A link stays and what it names is written; a pipe, a device, or the file that stdout or stderr goes to is written
+    into.
     """
-    if target == STANDARD_STREAM:
-        write_answer(text)
-        return
+    for stream in (sys.stdout, sys.stderr):
+        if target == STANDARD_STREAM or is_file_of(stream, target):
+            stream.write(text)
+            stream.flush()
+            return
     try:
         try:
             mode = os.stat(target).st_mode
@@ -93,6 +98,15 @@ def write_text(text: str, target: str) -> None:
                 file.write(text)
     except OSError as error:
         raise ForedraftError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def is_file_of(stream: IO[str], target: str) -> bool:
+    """Whether a standard stream was redirected to this regular file."""
+    try:
+        status = os.stat(target)
+        return stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.fstat(stream.fileno()))
+    except OSError:  # no such file, or no descriptor
+        return False
 
 
 def _replace_file(path: Path, text: str, mode: int | None) -> None:
@@ -143,11 +157,21 @@ def _take(number: int, descriptor: int) -> None:
 
 def read_text(source: str) -> str:
     """A text file, or stdin for `-`."""
-    name = "standard input" if source == STANDARD_STREAM else source
+    name = STDIN_NAME if source == STANDARD_STREAM else source
     try:
         data = sys.stdin.buffer.read() if source == STANDARD_STREAM else Path(source).read_bytes()
     except OSError as error:
         raise click.UsageError(f"cannot read {name}: {error.strerror or error}") from error
+    return _decode(data, name)
+
+
+def read_lines() -> Iterator[str]:
+    """The lines of stdin, without their ends."""
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        yield _decode(line, f"line {number} of {STDIN_NAME}").rstrip("\r\n")
+
+
+def _decode(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

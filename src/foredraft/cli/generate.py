@@ -11,9 +11,9 @@ import click
 
 from foredraft.cli.console import STANDARD_STREAM, Session, hold_log, note, read_text, write_answer, write_json
 from foredraft.cli.options import EngineOptions, debug_option, engine_options, json_option, open_llm, sampling_options
-from foredraft.cli.words import summarise
+from foredraft.cli.words import TokenBytes, summarise
 from foredraft.errors import ForedraftError
-from foredraft.types import Chunk, Completion, SamplingParams
+from foredraft.types import Chunk, Completion, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from foredraft.engine.llm import LLM
@@ -62,17 +62,27 @@ def command(
     with hold_log():
         completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM, at_once=trace_rounds)
     if json_target is not None:
-        write_json(as_json(completion), json_target)
+        write_json(as_json(completion, options, params, llm.tokenizer), json_target)
     note(summarise(completion))
 
 
-def as_json(completion: Completion) -> dict[str, Any]:
-    """The object that `--json` writes."""
+def as_json(
+    completion: Completion, options: EngineOptions, params: SamplingParams, tokenizer: TokenBytes
+) -> dict[str, Any]:
+    """The object that `--json` writes: the answer, and what was asked of whom."""
     value = asdict(completion)
-    del value["index"]
-    if completion.logprobs is None:
-        del value["logprobs"]
-    return value
+    del value["index"], value["logprobs"]
+    if completion.logprobs is not None:
+        value["logprobs"] = [_logprob_as_json(entry, tokenizer) for entry in completion.logprobs]
+    return value | {"model": options.model, "drafter": options.drafter, "parameters": asdict(params)}
+
+
+def _logprob_as_json(entry: TokenLogprob, tokenizer: TokenBytes) -> dict[str, Any]:
+    def named(token_id: int, logprob: float) -> dict[str, Any]:
+        text = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+        return {"token_id": token_id, "token": text, "logprob": logprob}
+
+    return named(entry.token_id, entry.logprob) | {"top": [named(*alternative) for alternative in entry.top]}
 
 
 def _prompt(prompt: str | None, file: str | None) -> str:

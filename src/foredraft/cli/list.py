@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,28 +23,28 @@ if TYPE_CHECKING:
 def command(json_target: str | None) -> None:
     """Show the models on this machine with the weights repacked from them, and what else the catalogue has."""
     from foredraft.models.catalogue import CATALOGUE
-    from foredraft.models.hub import list_models
+    from foredraft.models.hub import home_directory, list_models
 
     models = list_models()
     on_disk = {model.name for model in models}
     missing = [entry for name, entry in CATALOGUE.items() if name not in on_disk]
     if json_target is None:
-        write_answer(as_text(models, missing))
+        write_answer(as_text(models, missing, home_directory()))
         return
     rows = [asdict(model) | {"path": None if model.path is None else str(model.path)} for model in models]
     write_json({"models": rows, "catalogue": [entry.name for entry in missing]}, json_target)
 
 
-def as_text(models: Sequence[ModelOnDisk], missing: Sequence[CatalogueEntry]) -> str:
-    rows = [("name", "file", "repacked", "where")]
+def as_text(models: Sequence[ModelOnDisk], missing: Sequence[CatalogueEntry], home: Path) -> str:
+    """At most 80 columns wide, unless names are long."""
+    lines = [f"{'file':>7}  {'repacked':>8}  in {home}"]
     for model in models:
-        where = "unfinished download" if model.path is None else str(model.path)
-        rows.append((model.name, format_bytes(model.file_bytes), format_bytes(model.packed_bytes), where))
+        state = "" if model.path is not None else "  (unfinished)" if model.file_bytes else "  (its file is gone)"
+        lines.append(f"{format_bytes(model.file_bytes):>7}  {format_bytes(model.packed_bytes):>8}  {model.name}{state}")
+    if missing:
+        lines += ["", "foredraft pull gets these:"]
+    width = max((len(entry.name) for entry in missing), default=0)
     for entry in missing:
-        note = f"{entry.title}, {entry.licence}{'; ' + entry.note if entry.note else ''}"
-        rows.append((entry.name, format_bytes(entry.nbytes), "-", f"not here; foredraft pull gets it: {note}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "".join(
-        f"{name:<{widths[0]}}  {file:>{widths[1]}}  {repacked:>{widths[2]}}  {where}\n"
-        for name, file, repacked, where in rows
-    )
+        lines.append(f"{format_bytes(entry.nbytes):>7}  {entry.name:<{width}}  {entry.note}".rstrip())
+        lines.append(f"{'':7}  {entry.title}, {entry.licence}")
+    return "\n".join(lines) + "\n"

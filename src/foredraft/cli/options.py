@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from foredraft.cli.console import STANDARD_STREAM, Session, note
+from foredraft.cli.console import STANDARD_STREAM, STDOUT_NAMES, Session, is_file_of, note
 from foredraft.cli.speculative_config import QUANTIZATIONS, REJECTION_SAMPLE_METHODS, parse_speculative_config
 from foredraft.errors import ParameterError
 from foredraft.types import MAX_DRAFT, MAX_THREADS, SamplingParams
@@ -60,6 +62,13 @@ def open_llm(options: EngineOptions, session: Session) -> LLM:
     return llm
 
 
+def _parse_target(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Whatever names stdout is STANDARD_STREAM: nothing but the object goes there."""
+    if value is not None and (os.path.abspath(value) in STDOUT_NAMES or is_file_of(sys.stdout, value)):
+        return STANDARD_STREAM
+    return value
+
+
 #: `--json [FILE]`: the command gets `json_target`, STANDARD_STREAM for no file, None without the flag.
 json_option = click.option(
     "--json",
@@ -67,6 +76,7 @@ json_option = click.option(
     metavar="[FILE]",
     is_flag=False,
     flag_value=STANDARD_STREAM,
+    callback=_parse_target,
     help="Write a JSON object to stdout, or to FILE.",
 )
 

@@ -24,7 +24,7 @@ from foredraft.errors import ParameterError, PromptTooLongError
 from foredraft.kvcache.blocks import BlockPool, num_blocks_for
 from foredraft.kvcache.prefixes import PrefixStore
 from foredraft.models.base import BLOCK_SIZE, LanguageModel, TextTokenizer
-from foredraft.models.chat_template import render_chat
+from foredraft.models.chat_template import encode_chat
 from foredraft.types import MAX_DRAFT, Chunk, Completion, SamplingParams, Usage
 
 if TYPE_CHECKING:
@@ -119,8 +119,7 @@ class Generator:
         self, messages: SequenceOf[Message], *, tools: SequenceOf[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """Token ids of a chat, ready for the answer. Raises ChatTemplateError."""
-        text = render_chat(self.tokenizer, messages, tools=tools)
-        return self.tokenizer.encode(text, add_special=False, parse_special=True)
+        return encode_chat(self.tokenizer, messages, tools=tools)
 
     def submit(
         self, prompt_ids: SequenceOf[int], params: SamplingParams | None = None, *, cache_salt: str = ""

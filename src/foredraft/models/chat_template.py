@@ -7,7 +7,8 @@ attribute of Python is in reach, and loops, macros, repetition and the output ar
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> str:
-    """The prompt of a chat by the model's own template; encode it with `parse_special=True, add_special=False`.
+    """The prompt of a chat by the model's own template, as text; `encode_chat` gives its token ids.
 
     Messages are {"role": …, "content": …} with what else the template knows (tool_calls, name …); `tools` are JSON
     schemas of functions; `extra` are further variables of the template. Raises ChatTemplateError.
@@ -53,6 +54,38 @@ def render_chat(
         tools=tools,
         extra=special_tokens | dict(extra or {}),
     )
+
+
+def encode_chat(
+    tokenizer: TextTokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Token ids of a chat, ready for the answer; the arguments are those of `render_chat`. Raises ChatTemplateError.
+
+    Control tokens come from the template alone: a message that spells one means its letters, so that nobody ends a turn
+    or speaks as the system from inside a message.
+    """
+    mark = str(secrets.randbits(96))  # in no message: nobody can guess it; no filter of a template changes digits
+
+    def protect(text: str) -> str:
+        return tokenizer.mark_special(text, mark)
+
+    text = render_chat(tokenizer, [_each_text(message, protect) for message in messages], tools=tools, extra=extra)
+    return tokenizer.encode(text, parse_special=True, mark=mark)
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of JSON-like data with every text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _each_text(item, change) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_each_text(item, change) for item in value]
+    return value
 
 
 def render_template(

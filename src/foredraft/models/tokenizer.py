@@ -143,11 +143,12 @@ class Tokenizer:
         """Tokens of the file. A model's logits may be padded to more."""
         return len(self._texts)
 
-    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False, mark: str = "") -> list[int]:
         """Ids of a text.
 
         `add_special` adds the begin- and end-of-text tokens that the model expects. `parse_special` turns the text of
         control tokens ("<|im_end|>") into those tokens: for rendered chat templates, never for what a user wrote.
+        `mark` is taken out after that: a control token that `mark_special` has put it into stays text.
         Lone surrogates (what surrogateescape makes of bytes that are no UTF-8) become U+FFFD.
         """
         if not text.isascii():
@@ -159,9 +160,17 @@ class Tokenizer:
                 ids.append(piece)
             else:
                 prefix = " " if self._add_space_prefix and after_special else ""
-                ids += self._backend.encode(prefix + piece, add_special_tokens=False).ids
+                unmarked = piece.replace(mark, "") if mark else piece
+                ids += self._backend.encode(prefix + unmarked, add_special_tokens=False).ids
             after_special = isinstance(piece, int)
         return ids + self._suffix if add_special else ids
+
+    def mark_special(self, text: str, mark: str) -> str:
+        """The text with `mark` inside every control token that it spells."""
+        for special in self._candidates(text):
+            if special.needs_parsing:
+                text = text.replace(special.text, special.text[:1] + mark + special.text[1:])
+        return text
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids, with U+FFFD where the bytes are no UTF-8. Nothing is stripped: what the tokens say."""
@@ -215,11 +224,14 @@ class Tokenizer:
             groups.setdefault(text[:2], []).append(_Special(rank, text, id, self.is_special(id)))
         return groups
 
+    def _candidates(self, text: str) -> list[_Special]:
+        """Special tokens that the text may hold, the longest first."""
+        return sorted(chain.from_iterable(group for start, group in self._specials.items() if start in text))
+
     def _cut_specials(self, text: str, parse_special: bool) -> Iterator[str | int]:
         """Texts between special tokens, and the ids of those: the longest token of the vocabulary is cut out first."""
-        candidates = sorted(chain.from_iterable(group for start, group in self._specials.items() if start in text))
         pieces: list[str | int] = [text]
-        for special in candidates:
+        for special in self._candidates(text):
             if special.text in text and (parse_special or not special.needs_parsing):
                 pieces = [part for piece in pieces for part in _cut(piece, special)]
         return (piece for piece in pieces if piece != "")

@@ -23,16 +23,22 @@ class ByteTokenizer:
             "{% if add_generation_prompt %}<|assistant|>{% endif %}"
         )
 
-    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False, mark: str = "") -> list[int]:
         ids = [self.BOS] if add_special and self.add_bos else []
         while text:
             found = ((text.find(special), special) for special in _SPECIALS if parse_special and special in text)
             at, special = min(found, default=(len(text), ""))
-            ids += text[:at].encode("utf-8", "replace")
+            piece = text[:at].replace(mark, "") if mark else text[:at]
+            ids += piece.encode("utf-8", "replace")
             if special:
                 ids.append(256 + _SPECIALS.index(special))
             text = text[at + len(special) :]
         return ids
+
+    def mark_special(self, text: str, mark: str) -> str:
+        for special in _SPECIALS:
+            text = text.replace(special, special[:1] + mark + special[1:])
+        return text
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         raw = b"".join(self.token_bytes(id) for id in ids if not (skip_special_tokens and self.is_special(id)))
