@@ -263,6 +263,7 @@ class Chunk:
     text: str
     token_ids: Sequence[int]
     origins: Sequence[str]
+    num_draft_tokens: int = 0  # how many were verified to get them
     finish_reason: FinishReason | None = None
     completion: Completion | None = None  # with the last chunk
     error: ForedraftError | None = None  # why the answer was aborted, if it could not go on

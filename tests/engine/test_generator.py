@@ -36,6 +36,7 @@ def test_steps_give_what_a_stream_gives(spec: str) -> None:
         assert own[-1].completion is not None
         assert own[-1].completion.text == plain.text
         assert [c.finish_reason for c in own] == [None] * (len(own) - 1) + ["length"]
+        assert sum(c.num_draft_tokens for c in own) == own[-1].completion.speculation.num_draft_tokens
     assert gen.step() == []
 
 

@@ -267,6 +267,7 @@ class Generator:
             text=seq.detokenizer.take(final=finished),
             token_ids=tuple(seq.tokens[len(seq.tokens) - step.num_new :]),
             origins=tuple(seq.origins[len(seq.origins) - step.num_new :]),
+            num_draft_tokens=len(step.round.proposed),
             finish_reason=seq.finish_reason,
             completion=self._make_completion(seq) if finished else None,
             error=seq.error,
