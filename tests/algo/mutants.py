@@ -46,7 +46,7 @@ class Mutant:
         exec(compile(code, f"<{self.name}>", "exec"), vars(module), scope)
         patch.setattr(self.owner, self.function, scope[self.function])
         for name, importer in list(sys.modules.items()):  # who imported the function by name
-            if name.startswith(("foredraft.algo", __package__)) and vars(importer).get(self.function) is original:
+            if name.startswith(("foredraft.", "tests.")) and vars(importer).get(self.function) is original:
                 patch.setattr(importer, self.function, scope[self.function])
 
 

@@ -55,10 +55,12 @@ def test_stop_strings_end_the_text_before_them(spec: str) -> None:
     text = generator().generate(PROMPT, params)[0].text
     for begin in range(0, 20, 3):
         stop = text[begin : begin + 3]
-        out = generator(spec).generate(
-            PROMPT, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, stop=stop)
-        )[0]
-        assert out.text == text[: text.index(stop)]
+        chunks = list(
+            generator(spec).stream(PROMPT, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, stop=stop))
+        )
+        out = chunks[-1].completion
+        assert out is not None
+        assert out.text == text[: text.index(stop)] == "".join(c.text for c in chunks)
         assert out.finish_reason == "stop"
 
 

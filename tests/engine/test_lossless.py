@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from foredraft.types import TARGET, Completion, SamplingParams
@@ -27,7 +29,7 @@ def plain() -> dict[SamplingParams, list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("k", [1, 2, 3, 8])
+@pytest.mark.parametrize("k", range(1, 9))
 def test_speculation_changes_nothing(
     plain: dict[int, list[tuple[int, ...]]], spec: str, k: int, params: SamplingParams
 ) -> None:
@@ -51,6 +53,27 @@ def test_batch_and_chunk_change_nothing(
     gen = generator(spec, **options)
     assert ids(gen.generate(PROMPTS, GREEDY)) == plain[id(GREEDY)]
     gen.engine.check_integrity()
+
+
+@pytest.mark.parametrize("spec", ["none", "ngram+model", "tree"])
+def test_eight_unequal_prompts_are_eight_single_runs(spec: str) -> None:
+    prompts = [PROMPTS[2] * n + "x" * (7 - n) for n in range(8)]
+    gen = generator(spec, max_num_seqs=8)
+    together = ids(gen.generate(prompts, GREEDY))
+    assert together == [ids(generator().generate(p, GREEDY))[0] for p in prompts]
+    assert len(set(together)) == 8
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("spec", ["ngram+model", "tree"])
+def test_logprobs_are_plain_decoding_s(spec: str, params: SamplingParams) -> None:
+    wanted = replace(params, logprobs=5)
+    plain, out = (generator(s).generate(PROMPTS[0], wanted)[0] for s in ("none", spec))
+    assert out.speculation.num_accepted_tokens > 8
+    assert out.logprobs == plain.logprobs
+    assert out.logprobs is not None
+    assert [scored.token_id for scored in out.logprobs] == list(out.token_ids)
+    assert {len(scored.top) for scored in out.logprobs} == {5}
 
 
 def test_adaptive_lengths_change_nothing(plain: dict[int, list[tuple[int, ...]]]) -> None:
