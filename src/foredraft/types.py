@@ -267,3 +267,4 @@ class Chunk:
     finish_reason: FinishReason | None = None
     completion: Completion | None = None  # with the last chunk
     error: ForedraftError | None = None  # why the answer was aborted, if it could not go on
+    logprobs: Sequence[TokenLogprob] | None = None  # of its tokens, where they were asked for

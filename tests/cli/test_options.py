@@ -86,7 +86,11 @@ def test_no_field_of_the_engine_is_out_of_reach() -> None:
     flags = {parameter.name for parameter in show.params}
     unreachable = {field.name for field in fields(EngineOptions)} - flags
     by_config = {"prompt_lookup_min", "prompt_lookup_max"}  # --speculative-config has them
-    assert unreachable == by_config | {"max_num_seqs", "max_num_prefixes"}  # one prompt at a time
+    assert unreachable == by_config | {
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_num_prefixes",
+    }  # one prompt at a time
 
 
 @pytest.mark.parametrize(

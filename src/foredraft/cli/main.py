@@ -27,6 +27,7 @@ COMMANDS = {
     "demo": "Answer a prompt plain and speculative, and compare.",
     "generate": "Answer one prompt.",
     "chat": "Talk with a model.",
+    "serve": "Serve a model over the OpenAI API.",
     "bench": "Measure speculation against plain decoding.",
     "pull": "Download models.",
     "list": "Show the models on this machine.",

@@ -40,6 +40,7 @@ class EngineOptions:
     threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 8
+    max_num_batched_tokens: int = 512
     max_num_prefixes: int = 4
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
 
@@ -101,30 +102,52 @@ def debug_option(command: Command) -> Command:
 
 def engine_options(command: Command) -> Command:
     """Adds the flags of EngineOptions; the command gets them, checked, as `options`."""
+    model = click.option(
+        "-m", "--model", required=True, help="A .gguf file, a catalogue name, or a hub id org/repo[:file]."
+    )
+    return collect(command, [model, *_engine_flags()], "options", _make_engine_options)
+
+
+def served_engine_options(command: Command) -> Command:
+    """The same for a server: the model is an argument, and vLLM's words for batches are flags too."""
     flags = [
+        click.argument("model", metavar="MODEL"),
+        *_engine_flags(),
+        click.option("--draft-model", metavar="MODEL", help="The same as -d model:MODEL."),
         click.option(
-            "-m", "--model", required=True, help="A .gguf file, a catalogue name, or a hub id org/repo[:file]."
+            "--max-num-seqs", type=click.IntRange(1), help=f"Answers computed at once.{shown('max_num_seqs')}"
         ),
         click.option(
-            "-d", "--drafter", help=f"none, ngram, model:NAME, or several: ngram+model:NAME.{_shown('drafter')}"
+            "--max-num-batched-tokens",
+            type=click.IntRange(1),
+            help=f"Tokens of prompts and answers in one pass.{shown('max_num_batched_tokens')}",
+        ),
+    ]
+    return collect(command, flags, "options", _make_engine_options)
+
+
+def _engine_flags() -> list[Callable[[Command], Command]]:
+    return [
+        click.option(
+            "-d", "--drafter", help=f"none, ngram, model:NAME, or several: ngram+model:NAME.{shown('drafter')}"
         ),
         click.option("-k", "--num-speculative-tokens", type=click.IntRange(0, MAX_DRAFT), help="Largest draft."),
         click.option("--speculative-config", metavar="JSON", help="The same choices in vLLM's words."),
         click.option(
             "--rejection-sample-method",
             type=click.Choice(REJECTION_SAMPLE_METHODS),
-            help=f"Rule for drafts that are sampled.{_shown('rejection_sample_method')}",
+            help=f"Rule for drafts that are sampled.{shown('rejection_sample_method')}",
         ),
         click.option(
             "--draft-quantize",
             type=click.Choice(QUANTIZATIONS),
-            help=f"Weights of a draft model.{_shown('draft_quantize')}",
+            help=f"Weights of a draft model.{shown('draft_quantize')}",
         ),
         click.option(
             "--draft-vocab",
             metavar="N|32k|full",
             callback=_parse_draft_vocab,
-            help=f"Tokens that a draft model proposes from.{_shown('draft_vocab')}",
+            help=f"Tokens that a draft model proposes from.{shown('draft_vocab')}",
         ),
         click.option(
             "--adaptive/--no-adaptive",
@@ -138,16 +161,15 @@ def engine_options(command: Command) -> Command:
         click.option(
             "--kv-cache-dtype",
             type=click.Choice(("f16", "f32")),
-            help=f"Precision of keys and values.{_shown('kv_cache_dtype')}",
+            help=f"Precision of keys and values.{shown('kv_cache_dtype')}",
         ),
     ]
-    return _collect(command, flags, "options", _make_engine_options)
 
 
 def sampling_options(command: Command) -> Command:
     """Adds the flags of SamplingParams; the command gets them, checked, as `params`."""
     flags = [
-        click.option("-n", "--max-tokens", type=int, help=f"Longest answer.{_shown('max_tokens', SamplingParams)}"),
+        click.option("-n", "--max-tokens", type=int, help=f"Longest answer.{shown('max_tokens', SamplingParams)}"),
         click.option("--temperature", "--temp", "temperature", type=float, help="0 is greedy. [default: 0]"),
         click.option("--top-p", type=float, help="Keep the likeliest tokens of this total probability."),
         click.option("--top-k", type=int, help="Keep so many of the likeliest tokens."),
@@ -169,10 +191,10 @@ def sampling_options(command: Command) -> Command:
         click.option("--min-tokens", type=int, help="No end before so many tokens."),
         click.option("--ignore-eos", is_flag=True, default=None, help="Go on after an end-of-text token."),
     ]
-    return _collect(command, flags, "params", _make_sampling_params)
+    return collect(command, flags, "params", _make_sampling_params)
 
 
-def _collect(
+def collect(
     command: Command,
     flags: Sequence[Callable[[Command], Command]],
     argument: str,
@@ -197,6 +219,11 @@ def _collect(
 
 def _make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
     values = dict(given)
+    draft_model = values.pop("draft_model", None)
+    if draft_model is not None:
+        if "drafter" in values:
+            raise click.UsageError("--drafter and --draft-model both choose; give one of them")
+        values["drafter"] = f"model:{draft_model}"
     text = values.pop("speculative_config", None)
     if text is None:
         return EngineOptions(**values)
@@ -247,7 +274,7 @@ def _parse_logit_bias(ctx: click.Context, param: click.Parameter, values: Sequen
     return biases or None
 
 
-def _shown(name: str, owner: type[Any] = EngineOptions) -> str:
+def shown(name: str, owner: type[Any] = EngineOptions) -> str:
     """What `--help` says of a default."""
     of_name: Mapping[str, Field[Any]] = {field.name: field for field in fields(owner)}
     default = of_name[name].default

@@ -271,6 +271,9 @@ class Generator:
             finish_reason=seq.finish_reason,
             completion=self._make_completion(seq) if finished else None,
             error=seq.error,
+            logprobs=tuple(seq.logprobs[len(seq.logprobs) - step.num_new :])
+            if seq.params.logprobs is not None
+            else None,
         )
 
     def _make_completion(self, seq: Sequence) -> Completion:

@@ -1,0 +1,386 @@
+"""An engine in a thread of its own, beside an event loop that never waits for a pass.
+
+    event loop                        engine thread
+    submit, close ──► inbox ────────► Generator.submit, Generator.abort      between two steps
+    AnswerStreams ◄── one call ◄───── Generator.step                         one report a step
+
+Only messages cross. What belongs to the loop (streams, state) the thread never touches; the thread's generator the loop
+uses only for what cannot change: its tokenizer and the sizes of its model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from foredraft.engine.generator import Generator
+from foredraft.engine.stats import EngineSnapshot
+from foredraft.errors import EngineFailedError, EngineUnavailableError, ForedraftError, QueueFullError
+from foredraft.types import Chunk, SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+logger = logging.getLogger("foredraft")
+
+EngineState = Literal["loading", "ready", "draining", "stopped", "failed"]
+
+_REFUSALS: dict[EngineState, str] = {
+    "loading": "the model is still loading; try again in a moment",
+    "draining": "the server is about to stop and takes no more requests",
+    "stopped": "the server has stopped",
+}
+
+
+class ChunkObserver(Protocol):
+    """Sees a request's chunks the moment they come, however slowly its client reads."""
+
+    def observe(self, chunk: Chunk, now: float) -> None: ...
+    def end(self) -> None:
+        """No more will come: all choices have ended, or the request was closed."""
+        ...
+
+
+class AsyncEngine:
+    """The event loop's side. All methods are for the loop that called `start`.
+
+    load: makes the generator, in the engine's thread. max_num_waiting: a request is refused while so many sequences
+    wait already.
+    """
+
+    def __init__(self, load: Callable[[], Generator], *, max_num_waiting: int) -> None:
+        self.state: EngineState = "loading"
+        self._max_num_waiting = max_num_waiting
+        self._worker = _Worker(load, self._post)
+        self._thread = Thread(target=self._worker.run, name="foredraft-engine", daemon=True)
+        self._generator: Generator | None = None
+        self._load_error: BaseException | None = None
+        self._error: ForedraftError | None = None  # why it failed
+        self._snapshot = EngineSnapshot(0, 0, 0, 0.0, 0, 0)
+        self._num_sent = 0  # sequences that the snapshot does not count yet
+        self._open: set[AnswerStream] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._settled = asyncio.Event()  # loaded, or failed to
+
+    def start(self) -> None:
+        """Begin to load. Call once, with the loop running."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def loaded(self) -> Generator:
+        """Waits until the model is there. Raises whatever loading raised."""
+        await self._settled.wait()
+        if self._load_error is not None:
+            raise self._load_error
+        return self.generator
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+    @property
+    def generator(self) -> Generator:
+        """Raises EngineUnavailableError while it loads."""
+        self._refuse_unless("ready", "draining")
+        if self._generator is None:
+            raise EngineUnavailableError(_REFUSALS["loading"])
+        return self._generator
+
+    def snapshot(self) -> EngineSnapshot:
+        """The load after the last step."""
+        return self._snapshot
+
+    async def submit(
+        self,
+        prompts: SequenceOf[SequenceOf[int]],
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        observer: ChunkObserver | None = None,
+    ) -> AnswerStream:
+        """Queue all choices of all prompts. Use the stream as a context manager: leaving it early aborts the rest.
+
+        Raises ParameterError, PromptTooLongError, QueueFullError, EngineUnavailableError, EngineFailedError.
+        """
+        self._refuse_unless("ready")
+        num_waiting = self._snapshot.num_waiting + self._num_sent
+        if num_waiting >= self._max_num_waiting:
+            raise QueueFullError(f"{num_waiting} requests wait already; try again in a moment")
+        num_choices = len(prompts) * params.n
+        stream = AnswerStream(num_choices, observer, self._loop.create_future(), self._close)
+        self._num_sent += num_choices
+        self._open.add(stream)
+        self._idle.clear()
+        self._worker.inbox.put(_Submit(stream, prompts, params, cache_salt))
+        try:
+            await stream.accepted
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait for the end of those that run."""
+        if self.state in ("loading", "ready"):
+            self.state = "draining"
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Fail what still runs, and end the thread once its pass is over. A thread that still loads is left alone."""
+        if self.state != "failed":
+            self.state = "stopped"
+        self._end_streams(EngineUnavailableError(_REFUSALS["stopped"]))
+        self._worker.inbox.put(None)
+        if self._settled.is_set():
+            await asyncio.to_thread(self._thread.join)
+
+    def _refuse_unless(self, *states: EngineState) -> None:
+        if self._error is not None:
+            raise self._error
+        if self.state not in states:
+            raise EngineUnavailableError(_REFUSALS[self.state])
+
+    def _close(self, stream: AnswerStream) -> None:
+        """The stream has ended, or nobody reads it any more."""
+        self._open.discard(stream)
+        if not self._open:
+            self._idle.set()
+        if stream.num_unfinished:
+            self._worker.inbox.put(_Abort(stream))
+
+    def _end_streams(self, error: ForedraftError) -> None:
+        for stream in list(self._open):
+            stream.fail(error)
+
+    def _post(self, report: _Report) -> None:
+        """Called in the engine's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._receive, report)
+        except RuntimeError:  # the loop has ended: nobody listens any more
+            logger.debug("a report came after the event loop's end")
+
+    def _receive(self, report: _Report) -> None:
+        if report.failure is not None:
+            self._fail(report.failure)
+            return
+        if report.generator is not None:
+            self._generator = report.generator
+            self.state = "ready" if self.state == "loading" else self.state
+            self._settled.set()
+        for stream, error in report.answered:
+            self._num_sent -= stream.num_choices
+            stream.answer(error)
+        if report.snapshot is not None:
+            self._snapshot = report.snapshot
+        now = perf_counter()
+        for stream, chunk in report.chunks:
+            stream.receive(chunk, now)
+
+    def _fail(self, failure: BaseException) -> None:
+        if not self._settled.is_set():
+            self._load_error = failure
+            self._settled.set()
+        self.state = "failed"
+        self._error = EngineFailedError(f"the engine broke down ({type(failure).__name__}); restart the server")
+        self._end_streams(self._error)
+
+
+class AnswerStream:
+    """The chunks of all choices of one request, in batches as they come. Choice j of prompt i has index i * n + j."""
+
+    def __init__(
+        self,
+        num_choices: int,
+        observer: ChunkObserver | None,
+        accepted: asyncio.Future[None],
+        on_close: Callable[[AnswerStream], None],
+    ) -> None:
+        self.num_choices = num_choices
+        self.num_unfinished = num_choices
+        self.accepted = accepted  # by the engine: it is well-formed, and queued
+        self._observer = observer
+        self._on_close = on_close
+        self._is_closed = False
+        self._chunks: list[Chunk] = []
+        self._error: ForedraftError | None = None
+        self._news = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Chunk]:
+        """All chunks that have come since. Raises what ended the request, once the chunks before it are read."""
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if self.num_unfinished == 0:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def answer(self, error: ForedraftError | None) -> None:
+        """The engine has queued it, or says why not."""
+        if error is not None:
+            self.num_unfinished = 0
+            self.fail(error)
+        elif not self.accepted.done():
+            self.accepted.set_result(None)
+
+    def receive(self, chunk: Chunk, now: float) -> None:
+        if self._is_closed:
+            return
+        if self._observer is not None:
+            self._observer.observe(chunk, now)
+        if chunk.finish_reason is not None:
+            self.num_unfinished -= 1
+        if chunk.error is not None:
+            self.fail(chunk.error)
+            return
+        self._chunks.append(chunk)
+        self._news.set()
+        if self.num_unfinished == 0:
+            self.close()
+
+    def fail(self, error: ForedraftError) -> None:
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+        self._error = error
+        self._news.set()
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more is wanted: what still runs is aborted before the next step."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._observer is not None:
+            self._observer.end()
+        self._on_close(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    stream: AnswerStream  # the thread only hands it back
+    prompts: SequenceOf[SequenceOf[int]]
+    params: SamplingParams
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    stream: AnswerStream
+
+
+_Command = _Submit | _Abort | None  # None: end
+
+
+@dataclass(slots=True)
+class _Report:
+    """What the thread tells the loop after each step."""
+
+    generator: Generator | None = None  # it has just been loaded
+    failure: BaseException | None = None  # and no further report will come
+    answered: list[tuple[AnswerStream, ForedraftError | None]] = field(default_factory=list)
+    chunks: list[tuple[AnswerStream, Chunk]] = field(default_factory=list)
+    snapshot: EngineSnapshot | None = None
+
+
+@dataclass(slots=True)
+class _Request:
+    """One prompt of a stream, while the engine works on it."""
+
+    stream: AnswerStream
+    first: int  # index of its first choice
+    num_unfinished: int
+
+
+class _Worker:
+    """The engine thread's side. Everything but the inbox is the thread's own."""
+
+    def __init__(self, load: Callable[[], Generator], post: Callable[[_Report], None]) -> None:
+        self.inbox: SimpleQueue[_Command] = SimpleQueue()
+        self._load = load
+        self._post = post
+        self._requests: dict[int, _Request] = {}
+
+    def run(self) -> None:
+        try:
+            generator = self._load()
+            self._post(_Report(generator=generator))
+            while (report := self._obey(generator)) is not None:
+                report.chunks = self._step(generator)
+                report.snapshot = generator.snapshot()
+                self._post(report)
+            generator.close()
+        except Exception as error:
+            if not isinstance(error, ForedraftError):
+                logger.exception("the engine broke down")
+            self._post(_Report(failure=error))
+
+    def _obey(self, generator: Generator) -> _Report | None:
+        """Carries out what came in, and waits for it if there is nothing to compute. None: it is over."""
+        report = _Report()
+        must_wait = not generator.has_unfinished
+        if must_wait:
+            generator.engine.check_integrity()
+        while must_wait or not self.inbox.empty():
+            command = self.inbox.get()
+            must_wait = False
+            if command is None:
+                return None
+            if isinstance(command, _Abort):
+                self._abort(generator, command.stream)
+            else:
+                report.answered.append((command.stream, self._submit(generator, command)))
+        return report
+
+    def _submit(self, generator: Generator, command: _Submit) -> ForedraftError | None:
+        """All prompts or none. Returns why not."""
+        num_choices = command.params.n
+        try:
+            for i, prompt in enumerate(command.prompts):
+                seqs = generator.submit(prompt, command.params, cache_salt=command.cache_salt)
+                self._requests[seqs[0].request_id] = _Request(command.stream, i * num_choices, num_choices)
+        except ForedraftError as error:
+            self._abort(generator, command.stream)
+            return error
+        return None
+
+    def _abort(self, generator: Generator, stream: AnswerStream) -> None:
+        for request_id in [id for id, request in self._requests.items() if request.stream is stream]:
+            generator.abort(request_id)
+            del self._requests[request_id]
+
+    def _step(self, generator: Generator) -> list[tuple[AnswerStream, Chunk]]:
+        if not generator.has_unfinished:
+            return []
+        chunks = []
+        for chunk in generator.step():
+            request = self._requests[chunk.request_id]
+            chunks.append((request.stream, _renumbered(chunk, request.first)))
+            request.num_unfinished -= chunk.finish_reason is not None
+            if request.num_unfinished == 0:
+                del self._requests[chunk.request_id]
+        return chunks
+
+
+def _renumbered(chunk: Chunk, first: int) -> Chunk:
+    """first: index of the first choice of its prompt."""
+    index, completion = first + chunk.index, chunk.completion
+    return replace(chunk, index=index, completion=None if completion is None else replace(completion, index=index))

@@ -1,0 +1,140 @@
+"""From a request for text to its response, for chats and completions alike: they differ in the form of a choice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foredraft.engine.async_engine import AnswerStream
+from foredraft.models.base import TextTokenizer
+from foredraft.server.answers import Answer, Choice, SpeculationReport, report_speculation, report_usage, to_json
+from foredraft.server.auth import prefix_salt
+from foredraft.server.logs import RequestRecord
+from foredraft.server.protocol import GenerationRequest
+from foredraft.server.service import service_of, unless_client_leaves
+from foredraft.server.streaming import EventStream, StreamShape, gather_chunks, send_events
+from foredraft.server.tokens import TokenTexts
+from foredraft.types import Chunk, Completion, SamplingParams
+
+
+class Form(Protocol):
+    """How answers look in one of the APIs. An object serves one request."""
+
+    id_prefix: str
+
+    def make_choice(self, completion: Completion) -> Choice: ...
+    def make_piece(self, chunk: Chunk, texts: Sequence[str], *, is_first: bool) -> Choice:
+        """What a chunk adds to its choice. texts: of its tokens; is_first: of the choice."""
+        ...
+
+    def make_answer(self, choices: Sequence[Any], head: dict[str, Any], *, is_chunk: bool) -> Answer:
+        """head: id, created, model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A request that the engine works on. `completions`: the finished choices."""
+
+    body: GenerationRequest
+    form: Form
+    prompts: Sequence[Sequence[int]]
+    num_choices: int
+    stream: AnswerStream
+    tokenizer: TextTokenizer
+    head: dict[str, Any]
+    record: RequestRecord
+    completions: dict[int, Completion] = field(default_factory=dict)
+
+    @property
+    def wants_origins(self) -> bool:
+        return self.body.speculation is not None and self.body.speculation.origins
+
+    def finish(self, index: int, completion: Completion) -> None:
+        self.completions[index] = completion
+        self.record.completion_tokens = (self.record.completion_tokens or 0) + completion.usage.completion_tokens
+        self.record.finish_reasons.append(completion.finish_reason)
+
+
+async def respond(
+    request: Request, body: GenerationRequest, form: Form, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> Response:
+    """Runs the prompts and answers, at once or as a stream of events. Raises what `AsyncEngine.submit` does."""
+    service = service_of(request)
+    model = service.model_name(body.model)
+    record: RequestRecord = request.state.record
+    record.model, record.prompt_tokens = model, sum(map(len, prompts))
+    if service.config.log_prompts:
+        record.prompt = [list(prompt) for prompt in prompts]
+    tenant = getattr(request.state, "tenant", "")
+    salt = prefix_salt(tenant, body.cache_salt or "", share=service.config.share_prefix_cache)
+    head = {"id": f"{form.id_prefix}-{token_hex(16)}", "created": int(time.time()), "model": model}
+    stream = await service.engine.submit(prompts, params, cache_salt=salt)
+    job = _Job(body, form, prompts, len(prompts) * params.n, stream, service.tokenizer, head, record)
+    if body.stream:
+        shape = StreamShape.of(service.config, body.stream_options)
+        return EventStream(send_events(_chunks(job, shape), shape.padding), stream)
+    return await unless_client_leaves(request, _answer(job))
+
+
+async def _answer(job: _Job) -> Response:
+    with job.stream:
+        async for chunks in job.stream:
+            for chunk in chunks:
+                if chunk.completion is not None:
+                    job.finish(chunk.index, chunk.completion)
+    completions = [job.completions[index] for index in range(job.num_choices)]
+    choices = []
+    for index, completion in enumerate(completions):
+        choice = job.form.make_choice(completion)
+        if job.body.return_token_ids:
+            choice.token_ids = list(completion.token_ids)
+            choice.prompt_token_ids = list(job.prompts[index * len(job.prompts) // job.num_choices])
+        if job.wants_origins:
+            texts = TokenTexts(job.tokenizer).add(completion.token_ids)
+            choice.speculation = SpeculationReport(tokens=texts, origins=list(completion.origins))
+        choices.append(choice)
+    answer = job.form.make_answer(choices, job.head, is_chunk=False)
+    answer.usage = report_usage(job.prompts, completions)
+    answer.speculation = report_speculation(completions)
+    return Response(to_json(answer), media_type="application/json")
+
+
+async def _chunks(job: _Job, shape: StreamShape) -> AsyncIterator[Answer]:
+    """The chunk that ends the last choice also tells of speculation; where asked for, one more tells the usage."""
+    wants_every_token = job.wants_origins or job.body.return_token_ids
+    texts: dict[int, TokenTexts] = {}
+    async for chunk in gather_chunks(job.stream, shape.interval):
+        is_first = chunk.index not in texts
+        own_texts = texts.setdefault(chunk.index, TokenTexts(job.tokenizer)).add(chunk.token_ids)
+        if not (chunk.text or chunk.logprobs or wants_every_token or is_first or chunk.finish_reason):
+            continue
+        choice = job.form.make_piece(chunk, own_texts, is_first=is_first)
+        if job.body.return_token_ids:
+            choice.token_ids = list(chunk.token_ids)
+        answer = _make_chunk(job, [choice], shape)
+        if chunk.completion is not None:
+            job.finish(chunk.index, chunk.completion)
+            if len(job.completions) == job.num_choices:
+                answer.speculation = report_speculation(job.completions.values())
+        if job.wants_origins:
+            answer.speculation = answer.speculation or SpeculationReport()
+            answer.speculation.tokens, answer.speculation.origins = own_texts, list(chunk.origins)
+        yield answer
+    if shape.include_usage:
+        answer = _make_chunk(job, [], shape)
+        answer.usage = report_usage(job.prompts, job.completions.values())
+        yield answer
+
+
+def _make_chunk(job: _Job, choices: Sequence[Choice], shape: StreamShape) -> Answer:
+    chunk = job.form.make_answer(choices, job.head, is_chunk=True)
+    if shape.include_usage:
+        chunk.usage = None
+    return chunk

@@ -1,0 +1,126 @@
+"""The application in this process: one socket, one event loop, and what signals mean.
+
+loading ──► ready ──SIGTERM, SIGINT──► draining ──idle, a second signal, or the time is up──► stopped
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import uvicorn
+
+from foredraft.engine.async_engine import AsyncEngine
+from foredraft.errors import ForedraftError
+from foredraft.server.app import make_app
+from foredraft.server.config import ServerConfig
+
+logger = logging.getLogger("foredraft")
+
+#: Connections that the system accepts for us before we do.
+BACKLOG = 1024
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ForedraftError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            problem = "it is taken; choose another with --port"
+        else:
+            problem = f"{error.strerror or error}; choose others with --host and --port"
+        raise ForedraftError(f"cannot listen on {host}, port {port}: {problem}") from error
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    engine: AsyncEngine,
+    config: ServerConfig,
+    sock: socket.socket,
+    *,
+    on_ready: Callable[[], None],
+    drain_timeout: int,
+) -> signal.Signals | None:
+    """Serves until a signal, which it returns. Raises what loading the model raised.
+
+    drain_timeout: seconds for running requests to end after the first signal.
+    """
+    settings = uvicorn.Config(
+        make_app(engine, config),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=drain_timeout,
+    )
+    server = _Server(settings)
+    with _Signals() as signals:
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        try:
+            await _first_of(engine.loaded(), signals.first.wait(), asyncio.shield(serving))
+            if engine.is_ready:
+                on_ready()
+            await _first_of(signals.first.wait(), asyncio.shield(serving))
+            await asyncio.wait_for(_first_of(engine.drain(), signals.second.wait()), drain_timeout)
+        except asyncio.TimeoutError:
+            logger.warning("requests still ran after %d s and were aborted", drain_timeout)
+        finally:
+            await engine.close()
+            server.should_exit = True
+            await _first_of(asyncio.shield(serving), signals.second.wait())
+            serving.cancel()
+    return signals.received
+
+
+async def _first_of(*awaitables: Awaitable[object]) -> None:
+    """Waits until one is done, and raises what it raised. The others are cancelled."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks to drain, the second to stop at once."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self.received: signal.Signals | None = None
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._receive, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self.first.is_set():
+            self.second.set()
+        self.received = number
+        self.first.set()

@@ -1,0 +1,101 @@
+"""Requests to sampling parameters. What cannot be honoured is refused by name rather than ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from foredraft.errors import ParameterError
+from foredraft.server.protocol import ChatCompletionRequest, CompletionRequest, Content, GenerationRequest
+from foredraft.types import SamplingParams
+
+_SAME_NAME = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+
+#: Fields of OpenAI and vLLM that would change the answer -> the value that changes nothing.
+_UNSUPPORTED: Mapping[str, Any] = {
+    "functions": None,
+    "function_call": None,
+    "audio": None,
+    "use_beam_search": False,
+    "bad_words": [],
+    "allowed_token_ids": None,
+    "prompt_logprobs": None,
+    "truncate_prompt_tokens": None,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "continue_final_message": False,
+    "chat_template": None,
+    "documents": None,
+    "logits_processors": None,
+}
+
+
+def chat_params(body: ChatCompletionRequest, max_completion_tokens: int | None) -> SamplingParams:
+    """max_completion_tokens: the server's limit. Raises ParameterError with the client's name of the field."""
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ParameterError("top_logprobs", "needs logprobs to be true")
+    own = {
+        "max_tokens": _limited(name, getattr(body, name), max_completion_tokens),
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+    }
+    return _make_params(body, own, {"max_tokens": name, "logprobs": "top_logprobs"})
+
+
+def completion_params(body: CompletionRequest, max_completion_tokens: int | None) -> SamplingParams:
+    """As `chat_params`."""
+    if body.suffix:
+        raise ParameterError(
+            "suffix", "is not supported: models fill in the middle by tokens of their own in the prompt"
+        )
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ParameterError("best_of", "other than n is not supported: every choice is returned")
+    if body.echo and body.logprobs is not None:
+        raise ParameterError("echo", "with logprobs is not supported: prompts are not scored")
+    own = {"max_tokens": _limited("max_tokens", body.max_tokens, max_completion_tokens), "logprobs": body.logprobs}
+    return _make_params(body, own, {})
+
+
+def plain_text(content: Content | None, where: str) -> str | None:
+    """Text parts joined by line breaks. Raises ParameterError for parts that are no text."""
+    if content is None or isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.text is None or part.type not in ("text", "input_text", "output_text", "refusal"):
+            raise ParameterError(f"{where}[{i}]", f"is of type {part.type!r}: this server takes text only")
+    return "\n".join(part.text for part in content if part.text is not None)
+
+
+def _make_params(body: GenerationRequest, own: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+    """names: the engine's names of fields -> the client's."""
+    for field, harmless in _UNSUPPORTED.items():
+        if (body.model_extra or {}).get(field) not in (None, harmless):
+            raise ParameterError(field, "is not supported")
+    given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    if body.logit_bias is not None:
+        given["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
+    if body.prediction is not None:
+        given["prediction"] = plain_text(body.prediction.content, "prediction.content")
+    if body.speculation is not None:
+        options = body.speculation
+        given["num_speculative_tokens"] = options.num_speculative_tokens if options.enabled else 0
+    try:
+        return SamplingParams(**given, **own)
+    except ParameterError as error:
+        name = names.get(error.field, error.field)
+        raise ParameterError(name, str(error).removeprefix(error.field + " ")) from error
+
+
+def _limited(name: str, asked: int | None, limit: int | None) -> int | None:
+    if asked is not None and limit is not None and asked > limit:
+        raise ParameterError(name, f"must be at most {limit} on this server")
+    return limit if asked is None else asked
+
+
+def _token_id(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise ParameterError("logit_bias", f"has {text[:40]!r} for a token id: use whole numbers")
+    return int(text[:20])

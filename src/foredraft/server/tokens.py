@@ -1,0 +1,112 @@
+"""Token ids as clients see them: texts, bytes, log-probabilities; and the two requests about nothing but tokens."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from fastapi import Request
+
+from foredraft.errors import ParameterError
+from foredraft.models.base import TextTokenizer
+from foredraft.server.answers import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    DetokenizeAnswer,
+    TokenizeAnswer,
+    TokenLogprobReport,
+    TopLogprob,
+)
+from foredraft.server.prompts import chat_prompt
+from foredraft.server.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from foredraft.server.service import off_loop, service_of
+from foredraft.types import TokenLogprob
+
+
+class TokenTexts:
+    """What each token of one answer adds to the text: a character made of several belongs to the last of them."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, ids: Iterable[int]) -> list[str]:
+        return ["" if self._tokenizer.is_special(id) else self._decode(id) for id in ids]
+
+    def _decode(self, id: int) -> str:
+        return self._decoder.decode(self._tokenizer.token_bytes(id))
+
+
+def decode(tokenizer: TextTokenizer, ids: Iterable[int]) -> str:
+    """With special tokens as text, and U+FFFD where the bytes are no UTF-8."""
+    return b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
+
+
+def chat_logprobs(tokenizer: TextTokenizer, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+    content = []
+    for entry in entries:
+        own = _top_logprob(tokenizer, entry.token_id, entry.logprob)
+        top = [_top_logprob(tokenizer, id, logprob) for id, logprob in entry.top]
+        content.append(TokenLogprobReport(**own.model_dump(), top_logprobs=top))
+    return ChatLogprobs(content=content)
+
+
+def completion_logprobs(
+    tokenizer: TextTokenizer, entries: Sequence[TokenLogprob], texts: Sequence[str], offset: int
+) -> CompletionLogprobs:
+    """texts: what each token adds to the answer; offset: characters before the first of them."""
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    top = [{_key(tokenizer, id): logprob for id, logprob in (*e.top, (e.token_id, e.logprob))} for e in entries]
+    return CompletionLogprobs(
+        tokens=[_key(tokenizer, entry.token_id) for entry in entries],
+        token_logprobs=[entry.logprob for entry in entries],
+        top_logprobs=top if any(entry.top for entry in entries) else None,
+        text_offset=offsets,
+    )
+
+
+async def tokenize(body: TokenizeChatRequest | TokenizeTextRequest, request: Request) -> TokenizeAnswer:
+    """Ids of a text, or of a chat through the model's template."""
+    service = service_of(request)
+    service.model_name(body.model)
+    tokenizer = service.tokenizer
+    if isinstance(body, TokenizeTextRequest):
+        text, add_special = body.prompt, body.add_special_tokens
+        ids = await off_loop(len(text), lambda: tokenizer.encode(text, add_special=add_special))
+    else:
+        ids = await chat_prompt(tokenizer, body)
+    texts = [decode(tokenizer, [id]) for id in ids] if body.return_token_strs else None
+    return TokenizeAnswer(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
+
+
+async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeAnswer:
+    """The text of ids."""
+    service = service_of(request)
+    service.model_name(body.model)
+    vocab_size = service.engine.generator.model.vocab_size
+    if not all(0 <= id < vocab_size for id in body.tokens):
+        raise ParameterError("tokens", f"has ids outside 0 .. {vocab_size - 1}")
+    tokenizer = service.tokenizer
+    return DetokenizeAnswer(prompt=await off_loop(len(body.tokens), lambda: decode(tokenizer, body.tokens)))
+
+
+def _top_logprob(tokenizer: TextTokenizer, id: int, logprob: float) -> TopLogprob:
+    raw = tokenizer.token_bytes(id)
+    return TopLogprob(token=raw.decode("utf-8", "replace"), logprob=_finite(logprob), bytes=list(raw))
+
+
+def _key(tokenizer: TextTokenizer, id: int) -> str:
+    """A token's text; where it is no UTF-8 by itself its bytes, as OpenAI writes them."""
+    raw = tokenizer.token_bytes(id)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes this for what is practically impossible."""
+    return max(logprob, -9999.0)
