@@ -47,7 +47,7 @@ def settings(draft: str | None, kernel_sets: list[str]) -> list[Setting]:
 def run(model: str, setting: Setting, prompts: list[list[int]], params: SamplingParams) -> list[tuple[int, ...]]:
     options: dict[str, Any] = {} if setting.kernels is None else {"kernels": setting.kernels}
     options |= {"num_speculative_tokens": setting.k, "adaptive": setting.adaptive, "threads": setting.threads}
-    options |= {"max_num_seqs": setting.batch, "max_num_batched_tokens": setting.chunk, "max_num_prefixes": 0}
+    options |= {"max_num_seqs": setting.batch, "max_num_batched_tokens": setting.chunk, "enable_prefix_caching": False}
     with LLM(model, setting.drafter, max_model_len=4096, **options) as llm:
         return [tuple(c.token_ids) for c in llm.generate(prompts, params)]
 

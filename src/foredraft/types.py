@@ -146,6 +146,11 @@ class SequenceView(Protocol):
         ...
 
     @property
+    def cache_salt(self) -> str:
+        """A drafter's caches, too, are shared only among sequences of one salt."""
+        ...
+
+    @property
     def sampler(self) -> Any:
         """The sequence's own sampler (`engine/sampler.py`), for drafters that draw from the processed law."""
         ...
@@ -155,13 +160,15 @@ class SequenceView(Protocol):
 class DraftRequest:
     """Ask for at most `num_tokens` tokens after the last token of `seq`.
 
-    pass_s [num_tokens + 1]: seconds of a pass that verifies k draft tokens, for drafters that stop where going on does
-    not pay. None: fill the draft.
+    None at all are asked for while a prompt is being computed: the drafter may keep up with it. pass_s
+    [num_tokens + 1]: seconds of a pass that verifies k draft tokens, for drafters that stop where going on does not
+    pay. None: fill the draft. num_slots: a tree has no more nodes.
     """
 
     seq: SequenceView
     num_tokens: int
     pass_s: Sequence[float] | None = None
+    num_slots: int = MAX_DRAFT
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,3 +16,4 @@ class View:
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
     prediction: tuple[int, ...] = ()
     sampler: Any = None
+    cache_salt: str = ""

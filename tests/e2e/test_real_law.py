@@ -34,7 +34,7 @@ def test_the_law_of_the_second_and_third_token(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(generator_module.secrets, "randbits", lambda bits: next(seeds) * 0x9E3779B97F4A7C15 % 2**bits)
     with LLM(
         "smollm2-135m", "model:smollm2-135m", num_speculative_tokens=2, adaptive=False, max_model_len=64,
-        rejection_sample_method=method, draft_vocab="full", max_num_prefixes=0,
+        rejection_sample_method=method, draft_vocab="full", enable_prefix_caching=False,
     ) as llm:  # fmt: skip
         prompt = llm.tokenizer.encode(PROMPT)
         outs = [o for _ in range(RUNS // PARAMS.n) for o in llm.generate(prompt, PARAMS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,13 @@ from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
 VOCAB = 272  # wider than the byte tokenizer's, as padded heads are
 
 
-def target(**fields: Any) -> TinyModel:
-    return TinyModel(VOCAB, max_model_len=512, num_blocks=160, kinship=4.0, **fields)
+def target(num_blocks: int = 160) -> TinyModel:
+    return TinyModel(VOCAB, max_model_len=512, num_blocks=num_blocks, kinship=4.0)
 
 
-def draft_model(vocab_size: int = VOCAB) -> TinyModel:
+def draft_model(vocab_size: int = VOCAB, num_blocks: int = 160) -> TinyModel:
     """Shares the target's language: agrees often, not always."""
-    return TinyModel(vocab_size, max_model_len=512, num_blocks=160, seed=7, kinship=4.0, name="tiny-draft")
+    return TinyModel(vocab_size, max_model_len=512, num_blocks=num_blocks, seed=7, kinship=4.0, name="tiny-draft")
 
 
 class TreeDrafter:
@@ -40,12 +41,16 @@ class TreeDrafter:
         self._inner.begin(seq)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._tree(d) for d in self._inner.propose(requests)]
+        halved = [replace(r, num_tokens=min(r.num_tokens, r.num_slots // 2)) for r in requests]  # two nodes a token
+        return [self._tree(d) for d in self._inner.propose(halved)]
 
     def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None: ...
 
     def end(self, seq: SequenceView) -> None:
         self._inner.end(seq)
+
+    def check_integrity(self) -> None:
+        self._inner.check_integrity()
 
     def _tree(self, chain: Draft) -> Draft:
         """The chain's tokens, each with a wrong sibling before it, so that the accepted path has to move."""
@@ -59,15 +64,18 @@ class TreeDrafter:
         return Draft(tokens, parents=parents, source=self.name)
 
 
-def drafters(spec: str) -> list[Drafter]:
-    made: dict[str, Drafter] = {"ngram": NgramDrafter(), "tree": TreeDrafter(draft_model())}
-    made["model"] = ModelDrafter("model", draft_model(), VOCAB)
-    made["padded"] = ModelDrafter("padded", draft_model(VOCAB + 128), VOCAB)
-    made["narrow"] = ModelDrafter("narrow", draft_model(), VOCAB, head_size=200)
+def drafters(spec: str, num_blocks: int = 160) -> list[Drafter]:
+    def small(vocab_size: int = VOCAB) -> TinyModel:
+        return draft_model(vocab_size, num_blocks)
+
+    made: dict[str, Drafter] = {"ngram": NgramDrafter(), "tree": TreeDrafter(small())}
+    made["model"] = ModelDrafter("model", small(), VOCAB)
+    made["padded"] = ModelDrafter("padded", small(VOCAB + 128), VOCAB)
+    made["narrow"] = ModelDrafter("narrow", small(), VOCAB, head_size=200)
     return [made[name] for name in spec.split("+") if name != "none"]
 
 
-def generator(spec: str = "none", **options: Any) -> Generator:
+def generator(spec: str = "none", *, num_blocks: int = 160, num_draft_blocks: int = 160, **options: Any) -> Generator:
     options.setdefault("adaptive", False)
     options.setdefault("num_speculative_tokens", 4)
-    return Generator(target(), ByteTokenizer(), drafters(spec), native=False, **options)
+    return Generator(target(num_blocks), ByteTokenizer(), drafters(spec, num_draft_blocks), native=False, **options)

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from foredraft.drafters.model import _State
+from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.step import Engine
-from foredraft.kvcache.prefixes import PrefixStore
+from foredraft.kvcache.blocks import BlockPool, SlotTable
 from tests.algo.mutants import Mutant
 from tests.drafters import test_model
-from tests.engine import test_ending, test_lossless
+from tests.engine import test_batching, test_ending, test_lossless
 from tests.engine.build import generator
+from tests.kvcache import test_blocks
 
 
 @cache
@@ -53,11 +55,43 @@ MUTANTS = [
     ),
     Mutant(
         "prefix of another text",
-        PrefixStore,
-        "take",
-        "min(common_prefix(held, tokens), len(tokens) - 1)",
-        "min(len(held), len(tokens) - 1)",
-        partial(test_lossless.test_batch_and_chunk_change_nothing, plain(), "none", {"max_num_seqs": 1}),
+        SlotTable,
+        "hashes",
+        "self._hashes[-1] if self._hashes else _hash_salt(self.cache_salt)",
+        "b''",
+        test_blocks.test_a_block_is_known_by_all_tokens_before_it,
+    ),
+    Mutant(
+        "prefix of another salt",
+        SlotTable,
+        "hashes",
+        "self.cache_salt",
+        "''",
+        test_batching.test_salts_do_not_share_here_or_in_the_draft,
+    ),
+    Mutant(
+        "the oldest gives way",
+        Scheduler,
+        "_preempt_last",
+        "pop()",
+        "pop(0)",
+        test_batching.test_the_oldest_goes_on_when_the_youngest_give_way,
+    ),
+    Mutant(
+        "draft in slots that are not there",
+        Scheduler,
+        "plan",
+        "min((owned + more) * BLOCK_SIZE - len(seq.tokens), MAX_DRAFT)",
+        "MAX_DRAFT",
+        partial(test_batching.test_drafts_take_only_the_slots_that_texts_leave, "model"),
+    ),
+    Mutant(
+        "kept blocks go roots first",
+        BlockPool,
+        "release",
+        "reversed(blocks)",
+        "blocks",
+        partial(test_blocks.test_leaves_go_first, [0, 1]),
     ),
 ]
 

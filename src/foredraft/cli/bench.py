@@ -106,7 +106,7 @@ def command(
     meter = Meter(find_energy_counters())
     drafters = [PLAIN, *(name for name in split_names(options.drafter) if name != PLAIN)]
     # No prefix is kept from one prompt to the next, so that each is computed and timed.
-    alone = replace(options, max_num_seqs=1, max_num_prefixes=0)
+    alone = replace(options, max_num_seqs=1, enable_prefix_caching=False)
     with ExitStack() as stack:
         with Progress() as progress:
             llms = [stack.enter_context(make_llm(replace(alone, drafter=drafter), progress)) for drafter in drafters]

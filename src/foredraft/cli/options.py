@@ -41,7 +41,7 @@ class EngineOptions:
     max_model_len: int | None = None
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 512
-    max_num_prefixes: int = 4
+    enable_prefix_caching: bool = True
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
 
 

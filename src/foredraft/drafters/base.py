@@ -29,7 +29,7 @@ class Drafter(Protocol):
     def begin(self, seq: SequenceView) -> None: ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft a request, possibly empty, never longer than asked for (by depth for a tree)."""
+        """One draft a request, possibly empty, never longer than asked for (a tree: deeper, nor of more nodes)."""
         ...
 
     def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None:

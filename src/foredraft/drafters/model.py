@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -19,15 +19,16 @@ from foredraft.algo.lengths import is_worth_another
 from foredraft.drafters.base import DraftNeeds
 from foredraft.drafters.calibration import Calibration, RunningCost
 from foredraft.errors import NumericalError
-from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
-from foredraft.kvcache.prefixes import PrefixStore
+from foredraft.kvcache.blocks import BlockPool, SlotTable
 from foredraft.models.base import LanguageModel, Rows
 from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
 
 logger = logging.getLogger("foredraft")
 
-#: Tokens that the draft computes in one pass when it catches up.
+#: Tokens that the draft computes in one pass, all texts together.
 CHUNK = 512
+#: Rows of one text in a pass that draws a token, if its cache is up to date: the token before was accepted, too.
+MAX_BEHIND = 2
 #: Borders of buckets of the draft's own probability, and how often tokens of each are accepted before a request has
 #: shown its own rates.
 EDGES = (0.2, 0.4, 0.6, 0.75, 0.85, 0.93, 0.97, 0.99)
@@ -39,7 +40,8 @@ class ModelDrafter:
     """Drafts a chain with its own model and cache, many requests in one pass.
 
     Its cache follows the sequence by itself: what was drafted and accepted is there already, anything else is computed
-    before the next draft. A finished request's cache serves the next one that begins alike.
+    before the next draft, at most CHUNK tokens a call. When its blocks run out, those of texts that are not drafting
+    now go first; if that is not enough, some texts go without a draft.
     """
 
     needs = DraftNeeds(least_acceptance=0.25, length=False)
@@ -51,39 +53,30 @@ class ModelDrafter:
         target_vocab_size: int,
         *,
         head_size: int | None = None,
-        max_num_prefixes: int = 4,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.name = name
         self._model = model
         self._vocab_size = min(target_vocab_size, model.vocab_size)  # ids that both know; the rest is padding
-        self._pool = BlockPool(model.num_blocks)
-        self._prefixes = PrefixStore(self._pool, max_num_prefixes)
+        self._pool = BlockPool(model.num_blocks, shares=enable_prefix_caching)
         self._states: dict[int, _State] = {}
         self._token_cost = RunningCost()
         self._head = _Head(model, head_size) if head_size is not None else None
         self._warm_up()
 
     def begin(self, seq: SequenceView) -> None:
-        """Takes over a matching prefix, and computes the prompt but for its last token, if it fits the context."""
-        table, num_cached = self._prefixes.take(seq.tokens)
-        state = self._states[seq.id] = _State(table, list(seq.tokens[:num_cached]))
-        if len(seq.tokens) <= self._model.max_model_len:
-            self._catch_up(state, seq.tokens, len(seq.tokens) - 1)
+        self._states[seq.id] = _State(SlotTable(self._pool, seq.cache_salt))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         chains = [_Chain(r, self._states[r.seq.id], self._vocab_size) for r in requests]
+        for chain in chains:
+            chain.state.follow(chain.request.seq.tokens)
         active = [c for c in chains if self._can_grow(c)]
-        for chain in active:
-            self._catch_up(chain.state, chain.request.seq.tokens, len(chain.request.seq.tokens) - CHUNK)
         if self._head is not None:
-            self._head.cover(chain.request.seq for chain in active)
+            self._head.cover(c.request.seq for c in active if c.request.num_tokens)
+        busy = {r.seq.id for r in requests}
         while active:
-            began = perf_counter()
-            logits = self._model.forward([self._next_rows(chain) for chain in active])
-            for row, chain in zip(logits, active, strict=True):
-                self._draw(chain, row[: self._vocab_size])
-            self._token_cost.observe(perf_counter() - began)
-            active = [c for c in active if self._can_grow(c)]
+            active = [c for c in self._compute(active, busy) if self._can_grow(c)]
         return [chain.draft(self.name) for chain in chains]
 
     def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None:
@@ -95,13 +88,48 @@ class ModelDrafter:
             self._head.forget(seq.id)
         state = self._states.pop(seq.id, None)
         if state is not None:
-            self._prefixes.keep(state.cached, state.table)
+            state.follow(seq.tokens)
+            state.release()
+
+    def check_integrity(self) -> None:
+        """Raises ForedraftError if its cache miscounts a block's owners, or mistakes what it holds."""
+        self._pool.check_integrity([state.table for state in self._states.values()])
 
     def _warm_up(self) -> None:
         """One pass, so that the first draft is not timed while its weights come from disk."""
         table = SlotTable(self._pool)
         self._model.forward([Rows(table.reserve(1), 0, [0])])
         table.release()
+
+    def _compute(self, chains: Sequence[_Chain], busy: Collection[int]) -> list[_Chain]:
+        """One pass over what the caches lack. Returns the chains that drew a token."""
+        budget = CHUNK
+        batch: list[tuple[_Chain, list[int], Rows]] = []
+        for chain in chains:
+            missing = chain.missing()
+            tokens = missing[:budget]
+            end = len(chain.state.cached) + len(tokens)
+            if not tokens or not self._has_room(chain.state, end, busy):
+                continue
+            budget -= len(tokens)
+            known = [t if t < self._model.vocab_size else 0 for t in tokens]  # padding of a wider target: any id
+            num_logits = int(chain.request.num_tokens > 0 and len(tokens) == len(missing))
+            rows = Rows(chain.state.table.reserve(end), len(chain.state.cached), known, num_logits=num_logits)
+            batch.append((chain, tokens, rows))
+        if not batch:
+            return []
+        began = perf_counter()
+        logits = self._model.forward([rows for _, _, rows in batch])
+        drawing = []
+        for chain, tokens, rows in batch:
+            chain.state.cached += tokens
+            if rows.num_logits:
+                drawing.append(chain)
+        for row, chain in zip(logits, drawing, strict=True):
+            self._draw(chain, row[: self._vocab_size])
+        if all(len(tokens) <= MAX_BEHIND for _, tokens, _ in batch):
+            self._token_cost.observe(perf_counter() - began)
+        return drawing
 
     def _draw(self, chain: _Chain, logits: Array) -> None:
         try:
@@ -114,7 +142,7 @@ class ModelDrafter:
         request, num_drawn = chain.request, len(chain.tokens)
         if (
             chain.state.has_failed
-            or num_drawn >= request.num_tokens
+            or num_drawn >= max(request.num_tokens, 1)
             or len(request.seq.tokens) + num_drawn > self._model.max_model_len
         ):
             return False
@@ -124,26 +152,13 @@ class ModelDrafter:
             chain.confidences, chain.state.mean.estimate(0), request.pass_s, self._token_cost.seconds
         )
 
-    def _next_rows(self, chain: _Chain) -> Rows:
-        """What the cache lacks of the text and of the tokens drawn so far; logits after the last of them."""
-        state = chain.state
-        text = chain.tokens[-1:] or chain.request.seq.tokens[len(state.cached) :]
-        return self._rows(state, text, num_logits=1)
-
-    def _rows(self, state: _State, tokens: Sequence[int], num_logits: int) -> Rows:
-        start, end = len(state.cached), len(state.cached) + len(tokens)
-        self._prefixes.make_room(num_blocks_for(end) - len(state.table.blocks))
-        known = [t if t < self._model.vocab_size else 0 for t in tokens]  # padding of a wider target: any id will do
-        rows = Rows(state.table.reserve(end), start, known, num_logits=num_logits)
-        state.cached += tokens
-        return rows
-
-    def _catch_up(self, state: _State, tokens: Sequence[int], end: int) -> None:
-        """Forget what the text did not take, and compute it up to `end` if the cache lacks more than one chunk."""
-        state.agree_with(tokens)
-        while len(state.cached) < end:
-            begin = len(state.cached)
-            self._model.forward([self._rows(state, tokens[begin : min(end, begin + CHUNK)], num_logits=0)])
+    def _has_room(self, state: _State, num_slots: int, busy: Collection[int]) -> bool:
+        """Whether the cache can hold so many slots of a text, if need be without the texts that are not busy."""
+        if not state.table.can_reserve(num_slots):
+            for id, other in self._states.items():
+                if id not in busy:
+                    other.release()
+        return state.table.can_reserve(num_slots)
 
 
 @dataclass(slots=True)
@@ -151,12 +166,20 @@ class _State:
     """One sequence's cache: slots 0 .. len(cached)-1 hold `cached`, whose first `num_agreed` are the text's."""
 
     table: SlotTable
-    cached: list[int]
+    cached: list[int] = field(default_factory=list)
     num_agreed: int = 0
     has_failed: bool = False  # its logits held a NaN
     buckets: list[int] = field(default_factory=list)  # of the last draft
     by_probability: Calibration = field(default_factory=lambda: Calibration(PRIOR_ACCEPTANCE))
     mean: Calibration = field(default_factory=lambda: Calibration((PRIOR_MEAN_ACCEPTANCE,)))
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Begin with what the pool knows of the text, or forget what the text did not take; others may share it."""
+        if not len(self.table.blocks):
+            self.num_agreed = self.table.share(tokens)
+            self.cached = list(tokens[: self.num_agreed])
+        self.agree_with(tokens)
+        self.table.publish(tokens, self.num_agreed)
 
     def agree_with(self, tokens: Sequence[int]) -> None:
         """Keep the part of the cache that is the text's, short of its last token, whose logits are wanted."""
@@ -165,6 +188,11 @@ class _State:
             self.num_agreed += 1
         self.num_agreed = min(self.num_agreed, end)
         del self.cached[self.num_agreed :]
+
+    def release(self) -> None:
+        """Give all blocks back; the next `follow` begins anew."""
+        self.table.release()
+        self.cached, self.num_agreed = [], 0
 
     def learn(self, num_proposed: int, num_accepted: int) -> None:
         for i in range(min(num_accepted + 1, num_proposed)):
@@ -184,6 +212,13 @@ class _Chain:
         if not request.seq.params.is_coupled:
             self._probs = np.empty((request.num_tokens, vocab_size), np.float32)
         state.buckets = []
+
+    def missing(self) -> list[int]:
+        """What the cache lacks for the next token: the one drawn last, or text (of a prompt all but its end)."""
+        if self.tokens:
+            return self.tokens[-1:]
+        text = self.request.seq.tokens
+        return list(text[len(self.state.cached) : len(text) if self.request.num_tokens else len(text) - 1])
 
     def draw(self, logits: Array) -> None:
         probs = None if self._probs is None else self._probs[len(self.tokens)]

@@ -25,7 +25,7 @@ class DraftContext:
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     head_size: int | None = None  # a draft model's output head, in tokens
-    max_num_prefixes: int = 4  # finished caches that a draft model keeps
+    enable_prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _make_model(name: str, context: DraftContext) -> Drafter:
         model,
         context.target.vocab_size,
         head_size=head_size,
-        max_num_prefixes=context.max_num_prefixes,
+        enable_prefix_caching=context.enable_prefix_caching,
     )
 
 

@@ -15,7 +15,7 @@ from foredraft.drafters.base import Drafter
 from foredraft.drafters.calibration import Calibration, RunningCost
 from foredraft.engine.costs import PassCosts
 from foredraft.engine.sequence import Sequence
-from foredraft.types import Draft, DraftRequest
+from foredraft.types import MAX_DRAFT, Draft, DraftRequest
 
 logger = logging.getLogger("foredraft")
 
@@ -48,23 +48,30 @@ class Controller:
     def end(self, seq: Sequence) -> None:
         self._records.pop(seq.id, None)
 
-    def request(self, seq: Sequence, drafter: Drafter, num_batch_rows: int) -> DraftRequest | None:
-        """What to ask `drafter` for, or None. num_batch_rows: rows of the pass so far, all sequences together."""
-        limit = min(self._limit(seq), seq.num_remaining - 1)  # the target's own token comes with every pass
+    def request(
+        self, seq: Sequence, drafter: Drafter, num_batch_rows: int, num_slots: int = MAX_DRAFT
+    ) -> DraftRequest | None:
+        """What to ask `drafter` for, or None.
+
+        num_batch_rows: rows of the pass so far, all sequences together. num_slots: of the cache, for the draft.
+        """
+        limit = min(self._limit(seq), seq.num_remaining - 1, num_slots)  # the target's own token comes with every pass
         if limit <= 0 or not seq.origins:  # the pass that ends the prompt carries no draft: its time is not decoding
             return None
         if not self._adaptive:
-            return DraftRequest(seq, limit)
+            return DraftRequest(seq, limit, num_slots=num_slots)
         pass_s = self._costs.with_draft(num_batch_rows, limit)
         record = self._records[seq.id][drafter.name]
         if record.is_off:
-            return DraftRequest(seq, min(limit, PROBE_LENGTH)) if record.is_probe_due(len(seq.origins)) else None
+            if not record.is_probe_due(len(seq.origins)):
+                return None
+            return DraftRequest(seq, min(limit, PROBE_LENGTH), num_slots=num_slots)
         length = best_length(record.acceptance(limit), pass_s, self._draft_s[drafter.name].seconds)
         if length == 0:
             record.switch_off(len(seq.origins))
             self._log_off(seq, drafter, record, pass_s)
             return None
-        return DraftRequest(seq, length if drafter.needs.length else limit, pass_s)
+        return DraftRequest(seq, length if drafter.needs.length else limit, pass_s, num_slots)
 
     def is_good_enough(self, draft: Draft, request: DraftRequest, later: SequenceOf[Drafter]) -> bool:
         """Whether to take this draft rather than ask the `later`, dearer drafters.

@@ -21,8 +21,7 @@ from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import EngineSnapshot, Round
 from foredraft.engine.step import Engine, Step
 from foredraft.errors import ParameterError, PromptTooLongError
-from foredraft.kvcache.blocks import BlockPool, num_blocks_for
-from foredraft.kvcache.prefixes import PrefixStore
+from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
 from foredraft.models.base import BLOCK_SIZE, LanguageModel, TextTokenizer
 from foredraft.models.chat_template import encode_chat
 from foredraft.types import MAX_DRAFT, Chunk, Completion, SamplingParams, Usage
@@ -55,7 +54,7 @@ class Generator:
         adaptive: bool = True,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
-        max_num_prefixes: int = 4,
+        enable_prefix_caching: bool = True,
         native: bool = True,
         load_s: float = 0.0,
     ) -> None:
@@ -71,14 +70,9 @@ class Generator:
         self._method: RejectionMethod = rejection_sample_method
         self._native = native  # the C++ samplers, for a model whose logits are float32 numpy arrays
         self._load_s = load_s
-        pool = BlockPool(model.num_blocks)
-        scheduler = Scheduler(
-            pool,
-            PrefixStore(pool, max_num_prefixes),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-        )
-        costs = measure_pass_costs(model, range(num_blocks_for(MAX_ROWS)))
+        pool = BlockPool(model.num_blocks, shares=enable_prefix_caching)
+        scheduler = Scheduler(pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        costs = measure_pass_costs(model, range(min(num_blocks_for(MAX_ROWS), model.num_blocks)))
         controller = Controller(drafters, costs, max_draft=max_draft, adaptive=adaptive)
         self.engine = Engine(model, drafters, controller, scheduler, pool)
         self._request_ids = count()
@@ -183,7 +177,7 @@ class Generator:
 
     def _make_sequences(self, prompt: SequenceOf[int], params: SamplingParams, cache_salt: str = "") -> list[Sequence]:
         """The choices of one request, not yet scheduled."""
-        capacity = min(self.model.max_model_len, self.model.num_blocks * BLOCK_SIZE - MAX_DRAFT)
+        capacity = min(self.model.max_model_len, self.model.num_blocks * BLOCK_SIZE)
         room = capacity - len(prompt)
         if room < 1:
             longest = self.model.context_length
@@ -221,7 +215,7 @@ class Generator:
                 detokenizer=Detokenizer(self.tokenizer, params.stop),
                 stop_ids=stop_ids,
                 prediction=prediction,
-                cache_salt=cache_salt,
+                table=SlotTable(self.engine.pool, cache_salt),
             )
             for index in range(params.n)
         ]

@@ -60,7 +60,7 @@ class LLM(Generator):
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
-        max_num_prefixes: int = 4,
+        enable_prefix_caching: bool = True,
         kv_cache_dtype: KVCacheDtype = "f16",
         kernels: str | None = None,
         progress: LoadProgress | None = None,
@@ -107,7 +107,7 @@ class LLM(Generator):
             prompt_lookup_min,
             prompt_lookup_max,
             head_size,
-            max_num_prefixes,
+            enable_prefix_caching,
         )
         drafters = make_drafters(drafter, context)
         self.memory_plans: list[MemoryPlan] = [m.memory_plan for m in (target, *drafts)]
@@ -120,7 +120,7 @@ class LLM(Generator):
             adaptive=adaptive,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            max_num_prefixes=max_num_prefixes,
+            enable_prefix_caching=enable_prefix_caching,
             load_s=perf_counter() - began,
         )
 

@@ -20,8 +20,8 @@ class Sequence:
         tokens   [ prompt ............ | output ..... ]
         cache    [ num_computed ...... ]                    0 <= num_computed < len(tokens)
 
-    Slots 0 .. num_computed-1 hold exactly tokens[:num_computed]. Once the prompt is through, only the newest token is
-    not computed. `origins` has one source per output token.
+    Slots 0 .. num_computed-1 hold exactly tokens[:num_computed], for good unless it is preempted. While it decodes,
+    only the newest token is not computed. `origins` has one source per output token.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Sequence:
         detokenizer: Detokenizer,
         stop_ids: Collection[int],
         prediction: SequenceOf[int],
-        cache_salt: str = "",
+        table: SlotTable,
     ) -> None:
         self.id = id
         self.request_id = request_id
@@ -49,15 +49,15 @@ class Sequence:
         self.sampler = sampler
         self.detokenizer = detokenizer
         self.prediction = prediction
-        self.cache_salt = cache_salt  # cached prefixes are shared only among sequences of one salt
         self.stop_ids = stop_ids
         self.origins: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.error: ForedraftError | None = None  # why it was aborted, if it could not go on
         self.stats = RequestStats()
+        self.table = table
         self.num_computed = 0
-        self.table: SlotTable | None = None  # while running
+        self.num_preemptions = 0
 
     @property
     def num_uncomputed(self) -> int:
@@ -69,13 +69,19 @@ class Sequence:
         return self.max_len - len(self.tokens)
 
     @property
+    def may_be_drafted(self) -> bool:
+        return self.params.num_speculative_tokens != 0
+
+    @property
+    def cache_salt(self) -> str:
+        return self.table.cache_salt
+
+    @property
     def output(self) -> list[int]:
         return self.tokens[self.num_prompt_tokens :]
 
     def rows(self, count: int, draft: Draft) -> Rows:
         """This sequence's share of a pass: `count` uncomputed tokens, then the draft (only behind the last of them)."""
-        if self.table is None:
-            raise RuntimeError("a sequence without a slot table cannot run")
         known = self.tokens[self.num_computed : self.num_computed + count]
         parents = None
         if draft.parents is not None:
@@ -103,6 +109,16 @@ class Sequence:
         self.num_computed += count - 1
         self.sampler.extend(new[:count])
         return count
+
+    def publish(self) -> None:
+        """Let others share what is computed."""
+        self.table.publish(self.tokens, self.num_computed)
+
+    def preempt(self) -> None:
+        """Give all blocks back: the text is computed anew, but for what is still cached then."""
+        self.table.release()
+        self.num_computed = 0
+        self.num_preemptions += 1
 
     def _reason_to_stop(self, token: int) -> FinishReason | None:
         may_stop = len(self.origins) > self.params.min_tokens

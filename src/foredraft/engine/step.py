@@ -15,7 +15,7 @@ from foredraft.engine.stats import Round
 from foredraft.errors import NumericalError
 from foredraft.kvcache.blocks import BlockPool
 from foredraft.models.base import LanguageModel, Rows
-from foredraft.types import NO_DRAFT, TARGET, Array, Draft, Verdict
+from foredraft.types import NO_DRAFT, TARGET, Array, Draft, DraftRequest, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,13 @@ class Engine:
 
         A sequence that cannot go on (its logits hold a NaN) ends with its `error` set; the others are not touched.
         """
-        planned, admitted = self.scheduler.plan()
-        for seq in admitted:
+        planned, new = self.scheduler.plan()
+        for seq in new:
             self._begin(seq)
         if not planned:
             return []
         began = perf_counter()
+        self._follow(planned)
         drafts = self._propose(planned)
         drafted = perf_counter()
         rows = [p.seq.rows(p.num_rows, drafts.get(p.seq.id, NO_DRAFT)) for p in planned]
@@ -71,6 +72,7 @@ class Engine:
                 num_new = self._verify(p.seq, r, draft, own_logits, own_hidden)
             else:
                 p.seq.num_computed += p.num_rows
+            p.seq.publish()
             times = (drafted - began, passed - drafted, perf_counter() - passed)
             steps.append(Step(p.seq, num_new, _make_round(p, r, draft, num_new, num_rows, times)))
             if p.seq.finish_reason is not None:
@@ -85,22 +87,29 @@ class Engine:
             drafter.end(seq)
 
     def check_integrity(self) -> None:
-        """Raises ForedraftError if a cache block is lost or owned twice."""
+        """Raises ForedraftError if the cache miscounts a block's owners, or mistakes what it holds."""
         self.pool.check_integrity(self.scheduler.tables())
 
     def _begin(self, seq: Sequence) -> None:
         self.controller.begin(seq)
-        if seq.params.num_speculative_tokens != 0:
+        if seq.may_be_drafted:
             for drafter in self.drafters:
                 drafter.begin(seq)
+
+    def _follow(self, planned: SequenceOf[Planned]) -> None:
+        """Let the drafters keep up with prompts, so that the first draft does not wait for a whole one."""
+        requests = [DraftRequest(p.seq, 0) for p in planned if not p.seq.origins and p.seq.may_be_drafted]
+        if requests:
+            for drafter in self.drafters:
+                drafter.propose(requests)
 
     def _propose(self, planned: SequenceOf[Planned]) -> dict[int, Draft]:
         """Ask the drafters in order, each for the sequences that have no good enough draft yet."""
         drafts: dict[int, Draft] = {}
         num_rows = sum(p.num_rows for p in planned)
-        unsettled = {p.seq.id: p.seq for p in planned if p.completes}
+        unsettled = {p.seq.id: p for p in planned if p.completes}
         for i, drafter in enumerate(self.drafters):
-            asked = [self.controller.request(seq, drafter, num_rows) for seq in unsettled.values()]
+            asked = [self.controller.request(p.seq, drafter, num_rows, p.num_draft_slots) for p in unsettled.values()]
             requests = [r for r in asked if r is not None]
             if not requests:
                 continue
@@ -151,7 +160,7 @@ class Engine:
         seq.stats.count_tokens(perf_counter())
         seq.stats.count_draft(draft, num_accepted)
         self.controller.observe_verdict(seq, draft, num_accepted)
-        if seq.params.num_speculative_tokens != 0:
+        if seq.may_be_drafted:
             for drafter in self.drafters:
                 drafter.observe(seq, draft, verdict, hidden)
         return num_new
