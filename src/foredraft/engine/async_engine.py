@@ -238,6 +238,7 @@ class AnswerStream:
         """The engine has queued it, or says why not."""
         if error is not None:
             self.num_unfinished = 0
+            self._observer = None  # it never ran
             self.fail(error)
         elif not self.accepted.done():
             self.accepted.set_result(None)

@@ -5,6 +5,7 @@ RequestLog ─► CORS ─► Authentication ─► BodyLimit ─► a handler �
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import time
 from collections.abc import AsyncIterator
@@ -13,9 +14,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from foredraft.engine.async_engine import AsyncEngine
+from foredraft.errors import EngineUnavailableError
 from foredraft.server.answers import (
     ChatCompletion,
     DetokenizeAnswer,
@@ -34,6 +36,7 @@ from foredraft.server.config import ServerConfig
 from foredraft.server.errors import RETRY_AFTER, add_error_handlers
 from foredraft.server.limits import BodyLimit
 from foredraft.server.logs import RequestLog
+from foredraft.server.metrics import CONTENT_TYPE
 from foredraft.server.service import Service, service_of
 from foredraft.server.tokens import detokenize, tokenize
 
@@ -45,10 +48,14 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 def make_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     """The ASGI application. It starts the engine with itself, and closes it."""
 
+    service = Service(engine, config, int(time.time()))
+
     @asynccontextmanager
     async def run_engine(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
+        beginning = asyncio.create_task(service.begin_metrics())
         yield
+        beginning.cancel()
         await engine.close()
 
     app = FastAPI(
@@ -59,7 +66,7 @@ def make_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         redoc_url=None,
         responses=_ERRORS,
     )
-    app.state.service = Service(engine, config, int(time.time()))
+    app.state.service = service
     _add_routes(app)
     add_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
@@ -86,6 +93,7 @@ def _add_routes(app: FastAPI) -> None:
     app.get("/health", response_model=Health)(health)
     app.get("/live", response_model=Health)(live)
     app.get("/version", response_model=Version)(version)
+    app.get("/metrics", response_class=PlainTextResponse)(show_metrics)
 
 
 async def list_models(request: Request) -> ModelList:
@@ -109,6 +117,14 @@ async def health(request: Request) -> JSONResponse:
 async def live() -> Health:
     """200 while the process runs."""
     return Health(status="live")
+
+
+async def show_metrics(request: Request) -> Response:
+    """For Prometheus."""
+    metrics = service_of(request).metrics
+    if metrics is None:
+        raise EngineUnavailableError("there are no metrics before the model is loaded")
+    return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
 async def version() -> Version:

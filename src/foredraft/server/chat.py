@@ -38,6 +38,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
 
 class ChatForm:
     id_prefix = "chatcmpl"
+    is_chat = True
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer

@@ -34,6 +34,7 @@ class TextForm:
     """echoes: by prompt, what its choices begin with; num_choices: of each prompt."""
 
     id_prefix = "cmpl"
+    is_chat = False
 
     def __init__(self, tokenizer: TextTokenizer, echoes: Sequence[str], num_choices: int) -> None:
         self._tokenizer = tokenizer

@@ -14,6 +14,7 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.models.base import TextTokenizer
 from foredraft.server.config import ServerConfig
 from foredraft.server.errors import ModelNotFoundError
+from foredraft.server.metrics import ServerMetrics
 
 _T = TypeVar("_T")
 
@@ -24,13 +25,24 @@ SHORT_TEXT = 4_000
 CLIENT_LEFT = 499
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Service:
-    """One server's. `started`: seconds since the epoch."""
+    """One server's. started: seconds since the epoch; metrics: None while the model loads."""
 
     engine: AsyncEngine
     config: ServerConfig
     started: int
+    metrics: ServerMetrics | None = None
+
+    async def begin_metrics(self) -> None:
+        """Once the model and its drafters are there. What loading raises is told by `AsyncEngine.loaded`."""
+        try:
+            generator = await self.engine.loaded()
+        except Exception:
+            return
+        floors = {drafter.name: drafter.needs.least_acceptance for drafter in generator.engine.drafters}
+        self.metrics = ServerMetrics(self.config.model_names[0], floors, self.engine.snapshot)
+        generator.on_round(self.metrics.observe_round)
 
     @property
     def tokenizer(self) -> TextTokenizer:

@@ -105,5 +105,6 @@ def merge_chunks(chunks: list[Chunk]) -> Chunk:
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(chain.from_iterable(chunk.token_ids for chunk in chunks)),
         origins=tuple(chain.from_iterable(chunk.origins for chunk in chunks)),
+        num_draft_tokens=sum(chunk.num_draft_tokens for chunk in chunks),
         logprobs=logprobs,
     )
