@@ -22,7 +22,8 @@ def make_answer(rate: float, rng: Rng, **traits: Any) -> Answer:
 
 def run(answers: Iterable[Answer], floor: float = FLOOR) -> list[tuple[int, Alarm]]:
     """Alarms with the number of answers seen before."""
-    alarm = AcceptanceAlarm({"d": floor})
+    alarm = AcceptanceAlarm()
+    alarm.watch("d", floor)
     return [(i, found) for i, answer in enumerate(answers) for found in alarm.observe("d", answer)]
 
 

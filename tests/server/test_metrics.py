@@ -4,12 +4,15 @@ import json
 import logging
 import math
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.generator import Generator
 from foredraft.engine.stats import EngineSnapshot, Round
@@ -17,15 +20,23 @@ from foredraft.errors import NumericalError
 from foredraft.server.metrics import RequestTraits, RollingRate, ServerMetrics
 from foredraft.testing import ByteTokenizer, TinyModel
 from foredraft.types import Chunk, Completion, SamplingParams, SpeculationStats, Timing, Usage
+from tests.server.serving import PATIENCE, Server, connect, running_server
 
 IDLE = EngineSnapshot(0, 0, 0, 0.0, 0, 0)
 TRAITS = RequestTraits(num_prompt_tokens=7, is_chat=True, temperature=0.0)
 MODEL = {"model_name": "tiny"}
 
 
-def make_metrics(**fields: Any) -> ServerMetrics:
-    defaults: dict[str, Any] = {"model_name": "tiny", "floors": {}, "snapshot": lambda: IDLE}
-    return ServerMetrics(**(defaults | fields))
+def make_metrics(snapshot: Callable[[], EngineSnapshot] = lambda: IDLE) -> ServerMetrics:
+    return ServerMetrics("tiny", snapshot)
+
+
+def make_generator() -> Generator:
+    """With an n-gram drafter, and a draft model from which 0.25 tokens per draft are the least to expect."""
+    model = TinyModel(vocab_size=272, max_model_len=512, num_blocks=160, kinship=4.0)
+    draft = TinyModel(vocab_size=272, max_model_len=512, num_blocks=160, kinship=4.0, seed=7)
+    drafters = [NgramDrafter(), ModelDrafter("model:d", draft, 272)]
+    return Generator(model, ByteTokenizer(), drafters, adaptive=False, native=False)
 
 
 def value(metrics: ServerMetrics, name: str, **labels: object) -> float:
@@ -36,6 +47,15 @@ def value(metrics: ServerMetrics, name: str, **labels: object) -> float:
     if len(found) != 1:
         raise KeyError(name, wanted, found)
     return found[0]
+
+
+def total(metrics: ServerMetrics, name: str, **labels: object) -> float:
+    """The sum of all samples with at least these labels."""
+    wanted = {key: str(text) for key, text in labels.items()}.items()
+    families = text_string_to_metric_families(metrics.render().decode())
+    return sum(
+        s.value for f in families for s in f.samples if s.name == f"foredraft:{name}" and wanted <= s.labels.items()
+    )
 
 
 def make_round(source: str, proposed: int, accepted: int) -> Round:
@@ -140,7 +160,8 @@ def test_the_load_is_read_when_scraped() -> None:
 
 
 def test_known_drafters_have_series_from_the_beginning() -> None:
-    metrics = make_metrics(floors={"ngram": 0.0})
+    metrics = make_metrics()
+    metrics.attach(make_generator())
     assert value(metrics, "spec_decode_num_drafts_total", drafter="ngram") == 0
     assert value(metrics, "spec_decode_acceptance_alarm", drafter="ngram", kind="low") == 0
     assert math.isnan(value(metrics, "spec_decode_acceptance_rate", drafter="ngram"))
@@ -160,7 +181,8 @@ def test_the_rolling_rate_forgets() -> None:
 
 
 def test_an_alarm_is_a_metric_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = make_metrics(floors={"model:d": 0.25})
+    metrics = make_metrics()
+    metrics.attach(make_generator())
     with caplog.at_level(logging.INFO, logger="foredraft"):
         for _ in range(100):
             request = metrics.begin(TRAITS, 1, now=0.0)
@@ -185,9 +207,8 @@ def test_an_alarm_is_a_metric_and_one_line(caplog: pytest.LogCaptureFixture) -> 
 def test_the_counters_are_those_of_the_answers() -> None:
     """One run, two tools: what the completions say adds up to what is scraped."""
     metrics = make_metrics()
-    model = TinyModel(vocab_size=272, max_model_len=512, num_blocks=160, kinship=8.0)
-    llm = Generator(model, ByteTokenizer(), [NgramDrafter()], adaptive=False, native=False)
-    llm.on_round(metrics.observe_round)
+    llm = make_generator()
+    metrics.attach(llm)
     prompts = ["abcabcabcabc", "to be or not to be", "x"]
     completions = []
     for prompt in prompts:
@@ -197,23 +218,65 @@ def test_the_counters_are_those_of_the_answers() -> None:
             completions += [chunk.completion] if chunk.completion is not None else []
         request.end()
     said = [c.speculation for c in completions]
-    assert sum(s.num_drafts for s in said) > 20
-    assert value(metrics, "spec_decode_num_drafts_total", drafter="ngram") == sum(s.num_drafts for s in said)
-    assert value(metrics, "spec_decode_num_draft_tokens_total", drafter="ngram") == sum(
-        s.num_draft_tokens for s in said
-    )
-    accepted = sum(s.num_accepted_tokens for s in said)
-    assert accepted > 20
-    assert value(metrics, "spec_decode_num_accepted_tokens_total", drafter="ngram") == accepted
-    deepest = max(len(s.accepted_per_position) for s in said)
-    for i in range(deepest):
+    for drafter in ("ngram", "model:d"):
+        counts = [s.by_drafter[drafter] for s in said if drafter in s.by_drafter]
+        for name in ("drafts", "draft_tokens", "accepted_tokens"):
+            expected = sum(c[name] for c in counts)
+            assert expected > 0
+            assert value(metrics, f"spec_decode_num_{name}_total", drafter=drafter) == expected
+    for i in range(max(len(s.accepted_per_position) for s in said)):
         expected = sum(s.accepted_per_position[i] for s in said if i < len(s.accepted_per_position))
-        name = "spec_decode_num_accepted_tokens_per_pos_total"
-        assert value(metrics, name, drafter="ngram", position=i) == expected
+        assert total(metrics, "spec_decode_num_accepted_tokens_per_pos_total", position=i) == expected
     assert value(metrics, "prompt_tokens_total") == sum(map(len, prompts))
     assert value(metrics, "generation_tokens_total") == sum(c.usage.completion_tokens for c in completions)
     ended = sum(value(metrics, "request_success_total", finished_reason=r) for r in ("stop", "length"))
     assert ended == len(completions) == 6
+
+
+def scraped(server: Server, name: str, **labels: str) -> float:
+    text = server.client.get("/metrics").text
+    wanted = MODEL | labels
+    families = text_string_to_metric_families(text)
+    (found,) = [s.value for f in families for s in f.samples if s.name == f"foredraft:{name}" and s.labels == wanted]
+    return found
+
+
+def test_a_server_counts_what_it_answers() -> None:
+    with running_server() as server:
+        answers = [server.complete("abcabcabc", temperature=0, max_tokens=150, ignore_eos=True, n=2).json()]
+        answers.append(server.chat("abcabcabc", temperature=0, max_tokens=120, ignore_eos=True).json())
+        said = [answer["speculation"] for answer in answers]
+        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+            expected = sum(s[name] for s in said)
+            assert expected > 0
+            assert scraped(server, f"spec_decode_{name}_total", drafter="ngram") == expected
+        usage = [answer["usage"] for answer in answers]
+        assert scraped(server, "prompt_tokens_total") == sum(u["prompt_tokens"] for u in usage)
+        assert scraped(server, "generation_tokens_total") == sum(u["completion_tokens"] for u in usage)
+        assert scraped(server, "time_to_first_token_seconds_count") == 3
+        assert scraped(server, "num_requests_running") == 0
+        assert server.client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_a_refused_request_is_no_aborted_one() -> None:
+    with running_server() as server:
+        assert server.complete("x" * 2000, max_tokens=5).status_code == 400
+        assert scraped(server, "request_success_total", finished_reason="abort") == 0
+        server.generator.gate.clear()
+        with connect(server) as client:
+            body = json.dumps({"prompt": "abc", "max_tokens": 50}).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+            client.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+            wait_until(lambda: bool(server.generator.has_unfinished))
+        server.generator.gate.set()
+        wait_until(lambda: scraped(server, "request_success_total", finished_reason="abort") == 1)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -221,7 +284,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def series_names() -> set[str]:
     """Every sample name that a server with some traffic exposes."""
-    metrics = make_metrics(floors={"model:d": 0.25})
+    metrics = make_metrics()
+    metrics.attach(make_generator())
     metrics.observe_round(make_round("model:d", 2, 1))
     request = metrics.begin(TRAITS, 1, now=0.0)
     for _ in range(20):

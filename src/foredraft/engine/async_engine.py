@@ -70,6 +70,10 @@ class AsyncEngine:
         self._idle.set()
         self._settled = asyncio.Event()  # loaded, or failed to
 
+    def when_loaded(self, hook: Callable[[Generator], None]) -> None:
+        """Have `hook` called in the engine's thread, after loading and before the first step. Call before `start`."""
+        self._worker.when_loaded = hook
+
     def start(self) -> None:
         """Begin to load. Call once, with the loop running."""
         self._loop = asyncio.get_running_loop()
@@ -237,8 +241,8 @@ class AnswerStream:
     def answer(self, error: ForedraftError | None) -> None:
         """The engine has queued it, or says why not."""
         if error is not None:
+            self._observer = None  # it never was a request of the engine's
             self.num_unfinished = 0
-            self._observer = None  # it never ran
             self.fail(error)
         elif not self.accepted.done():
             self.accepted.set_result(None)
@@ -316,6 +320,7 @@ class _Worker:
 
     def __init__(self, load: Callable[[], Generator], post: Callable[[_Report], None]) -> None:
         self.inbox: SimpleQueue[_Command] = SimpleQueue()
+        self.when_loaded: Callable[[Generator], None] = lambda generator: None
         self._load = load
         self._post = post
         self._requests: dict[int, _Request] = {}
@@ -323,6 +328,7 @@ class _Worker:
     def run(self) -> None:
         try:
             generator = self._load()
+            self.when_loaded(generator)
             self._post(_Report(generator=generator))
             while (report := self._obey(generator)) is not None:
                 report.chunks = self._step(generator)

@@ -12,7 +12,7 @@ level cannot pass for the usual one before it has been judged.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import sqrt
@@ -76,21 +76,24 @@ class Alarm:
 
 
 class AcceptanceAlarm:
-    """Alarms of all drafters. `floors`: accepted tokens per draft below which a drafter was hardly made for the target.
+    """Alarms of all drafters."""
 
-    A drafter without a floor (n-gram: some texts have no repeats) raises alarms for drops only.
-    """
-
-    def __init__(self, floors: Mapping[str, float]) -> None:
-        self._floors = dict(floors)
+    def __init__(self) -> None:
         self._watches: dict[str, _Watch] = {}
+
+    def watch(self, drafter: str, floor: float) -> None:
+        """floor: accepted tokens per draft below which a drafter was hardly made for the target.
+
+        A drafter without a floor (n-gram: some texts have no repeats) raises alarms for drops only.
+        """
+        self._watches[drafter] = _Watch(drafter, floor)
 
     def observe(self, drafter: str, answer: Answer) -> list[Alarm]:
         """The alarms that this answer begins or ends, most often none."""
         if answer.num_draft_tokens < LEAST_DRAFT_TOKENS:
             return []
         if drafter not in self._watches:
-            self._watches[drafter] = _Watch(drafter, self._floors.get(drafter, 0.0))
+            self.watch(drafter, floor=0.0)
         return self._watches[drafter].observe(answer)
 
 

@@ -5,7 +5,6 @@ RequestLog ─► CORS ─► Authentication ─► BodyLimit ─► a handler �
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +16,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from foredraft.engine.async_engine import AsyncEngine
-from foredraft.errors import EngineUnavailableError
 from foredraft.server.answers import (
     ChatCompletion,
     DetokenizeAnswer,
@@ -36,9 +34,10 @@ from foredraft.server.config import ServerConfig
 from foredraft.server.errors import RETRY_AFTER, add_error_handlers
 from foredraft.server.limits import BodyLimit
 from foredraft.server.logs import RequestLog
-from foredraft.server.metrics import CONTENT_TYPE
+from foredraft.server.metrics import CONTENT_TYPE, ServerMetrics
 from foredraft.server.service import Service, service_of
 from foredraft.server.tokens import detokenize, tokenize
+from foredraft.server.web import make_page_routes
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer} for status in (400, 401, 404, 408, 413, 429, 500, 503)
@@ -48,14 +47,10 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 def make_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     """The ASGI application. It starts the engine with itself, and closes it."""
 
-    service = Service(engine, config, int(time.time()))
-
     @asynccontextmanager
     async def run_engine(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
-        beginning = asyncio.create_task(service.begin_metrics())
         yield
-        beginning.cancel()
         await engine.close()
 
     app = FastAPI(
@@ -66,7 +61,9 @@ def make_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         redoc_url=None,
         responses=_ERRORS,
     )
-    app.state.service = service
+    metrics = ServerMetrics(config.model_names[0], engine.snapshot)
+    engine.when_loaded(metrics.attach)
+    app.state.service = Service(engine, config, metrics, int(time.time()))
     _add_routes(app)
     add_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
@@ -94,6 +91,7 @@ def _add_routes(app: FastAPI) -> None:
     app.get("/live", response_model=Health)(live)
     app.get("/version", response_model=Version)(version)
     app.get("/metrics", response_class=PlainTextResponse)(show_metrics)
+    app.router.routes.extend(make_page_routes())
 
 
 async def list_models(request: Request) -> ModelList:
@@ -121,10 +119,7 @@ async def live() -> Health:
 
 async def show_metrics(request: Request) -> Response:
     """For Prometheus."""
-    metrics = service_of(request).metrics
-    if metrics is None:
-        raise EngineUnavailableError("there are no metrics before the model is loaded")
-    return Response(metrics.render(), media_type=CONTENT_TYPE)
+    return Response(service_of(request).metrics.render(), media_type=CONTENT_TYPE)
 
 
 async def version() -> Version:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from foredraft.engine.generator import Generator
 from foredraft.engine.stats import EngineSnapshot, Round
 from foredraft.server.alarm import AcceptanceAlarm, Answer
 from foredraft.types import Chunk, Completion
@@ -64,16 +65,19 @@ class RequestTraits:
 
 
 class ServerMetrics:
-    """All metrics of one server, in a registry of its own. `snapshot` gives the engine's load when scraped.
+    """All metrics of one server, in a registry of its own. `snapshot` gives the engine's load when scraped."""
 
-    floors: for each drafter by name, accepted tokens per draft below which it was hardly made for the target (0: none).
-    """
-
-    def __init__(self, model_name: str, floors: Mapping[str, float], snapshot: Callable[[], EngineSnapshot]) -> None:
+    def __init__(self, model_name: str, snapshot: Callable[[], EngineSnapshot]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(model_name, snapshot))
-        self._speculation = _SpeculationMetrics(self._registry, model_name, floors)
+        self._speculation = _SpeculationMetrics(self._registry, model_name)
         self._requests = _RequestTotals(self._registry, model_name)
+
+    def attach(self, generator: Generator) -> None:
+        """Count what this engine drafts."""
+        for drafter in generator.engine.drafters:
+            self._speculation.start(drafter.name, drafter.needs.least_acceptance)
+        generator.on_round(self.observe_round)
 
     def observe_round(self, round: Round) -> None:
         """One sequence's share of one pass."""
@@ -169,7 +173,7 @@ class _RequestTotals:
 class _SpeculationMetrics:
     """Drafts by drafter, and the alarms about them."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, floors: Mapping[str, float]) -> None:
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         def counter(name: str, words: str, *more: str) -> Counter:
             return Counter(PREFIX + name, words, ["model_name", "drafter", *more], registry=registry)
 
@@ -177,7 +181,7 @@ class _SpeculationMetrics:
             return Gauge(PREFIX + name, words, ["model_name", "drafter", *more], registry=registry)
 
         self._model = model_name
-        self._alarm = AcceptanceAlarm(floors)
+        self._alarm = AcceptanceAlarm()
         self._rolling: dict[str, RollingRate] = {}
         self._drafts = counter("spec_decode_num_drafts", "Drafts verified.")
         self._draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
@@ -192,12 +196,10 @@ class _SpeculationMetrics:
             "spec_decode_acceptance_alarm", "1 while acceptance is abnormally low (low) or has dropped (drop).", "kind"
         )
         self._alarms = counter("spec_decode_acceptance_alarms", "Alarms, by their likely cause.", "kind", "cause")
-        for drafter in floors:
-            self._start(drafter)
 
     def count_draft(self, drafter: str, num_proposed: int, num_accepted: int) -> None:
         if drafter not in self._rolling:
-            self._start(drafter)
+            self.start(drafter, floor=0.0)
         self._drafts.labels(self._model, drafter).inc()
         self._draft_tokens.labels(self._model, drafter).inc(num_proposed)
         self._accepted_tokens.labels(self._model, drafter).inc(num_accepted)
@@ -205,8 +207,9 @@ class _SpeculationMetrics:
             self._accepted_at.labels(self._model, drafter, position).inc()
         self._rate.labels(self._model, drafter).set(self._rolling[drafter].add(num_proposed, num_accepted))
 
-    def _start(self, drafter: str) -> None:
-        """Series that begin at 0: the first event is a rise, which `rate()` sees."""
+    def start(self, drafter: str, floor: float) -> None:
+        """Series that begin at 0: the first event is a rise, which `rate()` sees. floor: of `AcceptanceAlarm.watch`."""
+        self._alarm.watch(drafter, floor)
         self._rolling[drafter] = RollingRate(ROLLING_DRAFTS)
         for metric in (self._drafts, self._draft_tokens, self._accepted_tokens):
             metric.labels(self._model, drafter)

@@ -153,14 +153,7 @@ class ChatCompletionRequest(ChatPrompt, GenerationRequest):
     include_reasoning: bool | None = None  # false: leave reasoning_content out
 
 
-class TextOptions(Body):
-    """How a text becomes tokens. parse_special: control tokens that it spells ("<|fim_prefix|>") are those tokens."""
-
-    add_special_tokens: bool = True
-    parse_special: bool = False
-
-
-class CompletionRequest(TextOptions, GenerationRequest):
+class CompletionRequest(GenerationRequest):
     prompt: (
         str
         | list[int]
@@ -174,9 +167,10 @@ class CompletionRequest(TextOptions, GenerationRequest):
     best_of: int | None = None
 
 
-class TokenizeTextRequest(TextOptions):
+class TokenizeTextRequest(Body):
     model: str | None = None
     prompt: str
+    add_special_tokens: bool = True
     return_token_strs: bool | None = None
 
 

@@ -25,24 +25,14 @@ SHORT_TEXT = 4_000
 CLIENT_LEFT = 499
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Service:
-    """One server's. started: seconds since the epoch; metrics: None while the model loads."""
+    """One server's. `started`: seconds since the epoch."""
 
     engine: AsyncEngine
     config: ServerConfig
+    metrics: ServerMetrics
     started: int
-    metrics: ServerMetrics | None = None
-
-    async def begin_metrics(self) -> None:
-        """Once the model and its drafters are there. What loading raises is told by `AsyncEngine.loaded`."""
-        try:
-            generator = await self.engine.loaded()
-        except Exception:
-            return
-        floors = {drafter.name: drafter.needs.least_acceptance for drafter in generator.engine.drafters}
-        self.metrics = ServerMetrics(self.config.model_names[0], floors, self.engine.snapshot)
-        generator.on_round(self.metrics.observe_round)
 
     @property
     def tokenizer(self) -> TextTokenizer:
