@@ -43,6 +43,7 @@ class SamplingParams:
     logprobs: int | None = None  # how many alternatives to report beside the chosen token
     prediction: str | None = None  # text that the answer is expected to resemble: a source for the n-gram drafter
     num_speculative_tokens: int | None = None  # this request's largest draft; 0 switches drafting off
+    drafters: Sequence[str] | None = None  # of the engine's, by name, those that may draft; None: all
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -88,6 +89,10 @@ class SamplingParams:
         bias = {} if self.logit_bias is None else self.logit_bias
         _check(isinstance(bias, Mapping), "logit_bias", "must map token ids to numbers")
         _check(all(isinstance(b, Real) for b in bias.values()), "logit_bias", "must map token ids to numbers")
+        if self.drafters is not None:
+            names = (self.drafters,) if isinstance(self.drafters, str) else _items("drafters", self.drafters)
+            _check(all(isinstance(name, str) for name in names), "drafters", "must be a list of names")
+            object.__setattr__(self, "drafters", names)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", ids)
         object.__setattr__(self, "logit_bias", {_whole("logit_bias", t): float(b) for t, b in bias.items()})
@@ -157,17 +162,30 @@ class SequenceView(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PassPrice:
+    """What the next pass costs and brings. One for all requests of a proposal: their drafts are verified together.
+
+    pass_s [m + 1]: seconds of the pass with m draft tokens of theirs, but for `DraftRequest.row_s`; at least as many as
+    they ask for in all. tokens: what it is expected to bring without any.
+    """
+
+    pass_s: Sequence[float]
+    tokens: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRequest:
     """Ask for at most `num_tokens` tokens after the last token of `seq`.
 
-    None at all are asked for while a prompt is being computed: the drafter may keep up with it. pass_s
-    [num_tokens + 1]: seconds of a pass that verifies k draft tokens, for drafters that stop where going on does not
-    pay. None: fill the draft. num_slots: a tree has no more nodes.
+    None at all are asked for while a prompt is being computed: the drafter may keep up with it. price: for drafters
+    that stop where going on does not pay; None: fill the draft. row_s: seconds that the context of this sequence adds
+    to the pass for each draft token. num_slots: a tree has no more nodes.
     """
 
     seq: SequenceView
     num_tokens: int
-    pass_s: Sequence[float] | None = None
+    price: PassPrice | None = None
+    row_s: float = 0.0
     num_slots: int = MAX_DRAFT
 
 
@@ -178,7 +196,8 @@ class Draft:
     tokens [n]; parents [n] with parents[i] < i and -1 for children of the last known token (None: a chain);
     probs [n, vocab]: the law that each token was drawn from, exactly as drawn (None: no randomness but the target's own
     noise was used, so a token counts as certain); confidences [n]: the drafter's own estimate that a token is accepted
-    once its parents are (None: it has none); source: who proposed it.
+    once its parents are (None: it has none); source: where the tokens come from, as users see it: the drafter's name,
+    or a word for one of its sources.
     """
 
     tokens: Sequence[int] = ()

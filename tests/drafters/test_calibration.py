@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from foredraft.drafters.calibration import Calibration, RunningCost
+from foredraft.drafters.calibration import BatchCost, Calibration, RunningCost
 
 
 def test_rates_move_from_the_prior_to_what_is_seen() -> None:
@@ -27,3 +27,13 @@ def test_one_slow_start_is_soon_forgotten_and_one_hiccup_hardly_seen() -> None:
     assert cost.seconds < 0.01
     cost.observe(5.0)
     assert cost.seconds < 0.012
+
+
+def test_a_batch_that_was_never_seen_costs_what_the_nearest_smaller_does() -> None:
+    cost = BatchCost()
+    assert cost.seconds(3) == 0.0
+    cost.observe(4, 2.0)
+    assert cost.seconds(1) == cost.seconds(3) == cost.seconds(16) == 2.0
+    cost.observe(1, 1.0)
+    cost.observe(9, 3.0)
+    assert [cost.seconds(n) for n in (1, 2, 4, 8, 16, 99)] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]

@@ -8,7 +8,7 @@ import pytest
 from foredraft.algo.sampler import make_sampler
 from foredraft.drafters.model import ModelDrafter
 from foredraft.testing import TinyModel
-from foredraft.types import DraftRequest, SamplingParams, Verdict
+from foredraft.types import DraftRequest, PassPrice, SamplingParams, Verdict
 from tests.drafters.views import View
 
 VOCAB = 272
@@ -35,6 +35,28 @@ def test_its_cache_follows_the_text_whatever_was_accepted() -> None:
         seq.sampler.extend(new)
         drafter.observe(seq, draft, Verdict(range(num_accepted), 5), None)
     assert max(model.rows_per_pass[1:]) <= 4  # never the whole text again
+
+
+def test_a_batch_grows_while_the_sum_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TinyModel(VOCAB, 512, 64)
+    drafter, seqs = ModelDrafter("model", model, VOCAB), [view([1, 2, 3 + i], id=i) for i in range(4)]
+    for seq in seqs:
+        drafter.begin(seq)
+    monkeypatch.setattr(drafter._pass_cost, "seconds", lambda num_sequences: 0.001)
+
+    def lengths(pass_s: list[float], row_s: Sequence[float] = (0.0,) * 4) -> list[int]:
+        price = PassPrice(pass_s, tokens=4.0)
+        drafts = drafter.propose([DraftRequest(seq, 8, price, r) for seq, r in zip(seqs, row_s, strict=True)])
+        return [len(d.tokens) for d in drafts]
+
+    flat = lengths([1.0 + 1e-6 * m for m in range(33)])
+    assert flat == [8] * 4
+    narrow = lengths([1.0] * 8 + [1.0 + m for m in range(1, 26)])
+    assert sum(narrow) <= 7
+    assert min(narrow) >= 1  # they were asked for one: what was drawn is submitted
+    far = lengths([1.0 + 1e-6 * m for m in range(33)], (0.0, 0.0, 0.0, 0.5))
+    assert far == [8, 8, 8, 1]
+    assert model.rows_per_pass[-8:] == [3] * 7 + [3] or model.rows_per_pass[-1] == 3
 
 
 def test_unseeded_sampling_carries_the_law_it_was_drawn_from() -> None:

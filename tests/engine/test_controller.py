@@ -9,6 +9,7 @@ import pytest
 from foredraft.drafters.base import DraftNeeds
 from foredraft.engine.controller import Controller
 from foredraft.engine.costs import ROWS, PassCosts
+from foredraft.engine.scheduler import Planned
 from foredraft.types import Draft, SamplingParams
 from tests.engine.build import generator
 
@@ -22,11 +23,14 @@ class Named:
         self.name = name
 
 
-def make(*names: str, seconds: float = 0.3, max_draft: int = 8):  # type: ignore[no-untyped-def]
+def make(  # type: ignore[no-untyped-def]
+    *names: str, seconds: float = 0.3, max_draft: int = 8, params: SamplingParams | None = None
+):
     drafters = [Named(n) for n in names]
     controller = Controller(drafters, PassCosts(FLAT), max_draft=max_draft)  # type: ignore[arg-type]
     gen = generator()
     seq = gen._make_sequences([1, 2, 3], SamplingParams(temperature=0))[0]
+    seq.params = params or seq.params
     seq.max_len = 10_000
     seq.tokens.append(5)
     seq.origins.append("target")
@@ -36,14 +40,25 @@ def make(*names: str, seconds: float = 0.3, max_draft: int = 8):  # type: ignore
     return controller, seq, drafters
 
 
+def ask(controller, seq, drafter):  # type: ignore[no-untyped-def]
+    """What the drafter is asked for in the next pass, if at all."""
+    planned = [Planned(seq, 1, completes=True, num_draft_slots=64)]
+    controller.begin_pass(planned)
+    requests = controller.requests(drafter, planned)
+    return requests[0] if requests else None
+
+
 def play(controller, seq, drafter, num_accepted: int) -> bool:  # type: ignore[no-untyped-def]
     """One round in which so many tokens are right at most; whether there was a draft."""
-    request = controller.request(seq, drafter, 1)
+    request = ask(controller, seq, drafter)
     proposed = 0 if request is None else request.num_tokens
+    draft = Draft([5] * proposed, source="its own word")
+    if request is not None:
+        assert controller.settle(drafter, draft, request, [], 1)
     accepted = min(num_accepted, proposed)
     seq.tokens += [5] * (accepted + 1)
     seq.origins += [drafter.name] * accepted + ["target"]
-    controller.observe_verdict(seq, Draft([5] * proposed, source=drafter.name), accepted)
+    controller.observe_verdict(seq, draft, accepted)
     return proposed > 0
 
 
@@ -70,57 +85,50 @@ def test_a_perfect_drafter_gets_the_whole_length() -> None:
     controller, seq, (drafter,) = make("model", seconds=0.05)
     for _ in range(30):
         play(controller, seq, drafter, 8)
-    assert controller.request(seq, drafter, 1).num_tokens == 8
+    assert ask(controller, seq, drafter).num_tokens == 8
 
 
 def test_half_right_gets_a_short_draft() -> None:
     controller, seq, (drafter,) = make("model")
     for i in range(60):
         play(controller, seq, drafter, 1 + i % 2)
-    assert 1 <= controller.request(seq, drafter, 1).num_tokens <= 3
+    assert 1 <= ask(controller, seq, drafter).num_tokens <= 3
 
 
 def test_the_last_tokens_are_not_overdrafted() -> None:
     controller, seq, (drafter,) = make("model", seconds=0.01)
     seq.max_len = len(seq.tokens) + 3
-    assert controller.request(seq, drafter, 1).num_tokens == 2
+    assert ask(controller, seq, drafter).num_tokens == 2
     seq.max_len = len(seq.tokens) + 1
-    assert controller.request(seq, drafter, 1) is None
+    assert ask(controller, seq, drafter) is None
 
 
 def test_the_cheaper_draft_is_taken_only_if_it_promises_more() -> None:
     controller, seq, (cheap, dear) = make("ngram", "model")
     for _ in range(20):
         play(controller, seq, dear, 5)
-    request = controller.request(seq, cheap, 1)
+    request = ask(controller, seq, cheap)
     good = Draft([1] * 8, confidences=[0.99] * 8, source="ngram")
     poor = Draft([1], confidences=[0.2], source="ngram")
-    assert controller.is_good_enough(good, request, [dear])
-    assert not controller.is_good_enough(poor, request, [dear])
-    assert controller.is_good_enough(poor, request, [])
-
-
-def test_costs_follow_what_passes_take() -> None:
-    costs = PassCosts(FLAT)
-    before = costs.seconds(8)
-    for _ in range(50):
-        costs.observe(8, 1.5 * before)
-    assert abs(costs.seconds(8) / (1.5 * before) - 1) < 0.1
-    assert costs.seconds(16) >= costs.seconds(8) >= costs.seconds(4) >= costs.seconds(1)
-    costs.observe(512, 100.0)  # a prompt
-    assert costs.seconds(64) < 10
-
-
-def test_a_cost_overestimated_once_is_forgotten() -> None:
-    costs = PassCosts([1.0, 50.0, 50.0, 50.0, 50.0, 50.0])
-    for _ in range(600):
-        costs.observe(1, 1.0)
-    assert costs.seconds(8) < 10
+    assert controller.settle(cheap, good, request, [dear], 1)
+    assert not controller.settle(cheap, poor, request, [dear], 1)
+    assert controller.settle(cheap, poor, request, [], 1)
 
 
 def test_a_draft_that_was_not_made_for_the_target_is_named(caplog: pytest.LogCaptureFixture) -> None:
     controller, seq, (drafter,) = make("model")
     with caplog.at_level(logging.WARNING, logger="foredraft"):
-        for i in range(40):
-            controller.observe_verdict(seq, Draft([5] * 3, source=drafter.name), 3 * (i % 8 == 0))
+        for i in range(400):
+            play(controller, seq, drafter, 3 * (i % 8 == 0))
+    assert caplog.text.count("model: 2 of its first 16 drafts") == 1
     assert caplog.text.count("abnormally few: is the draft of the same family") == 1
+
+
+def test_a_request_names_its_drafters() -> None:
+    controller, seq, drafters = make("ngram", "model", params=SamplingParams(drafters=["model"]))
+    assert [ask(controller, seq, d) is not None for d in drafters] == [False, True]
+    for params in (SamplingParams(drafters=()), SamplingParams(num_speculative_tokens=0)):
+        controller, seq, drafters = make("ngram", "model", params=params)
+        assert [ask(controller, seq, d) for d in drafters] == [None, None]
+    controller, seq, (drafter,) = make("model", seconds=0.01, params=SamplingParams(num_speculative_tokens=2))
+    assert ask(controller, seq, drafter).num_tokens == 2

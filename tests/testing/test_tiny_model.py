@@ -67,6 +67,7 @@ def test_misuse_is_refused() -> None:
         ([Rows(table, 0, [1], num_logits=2)], "logits"),
         ([Rows(table[:1], 0, [1] * (BLOCK_SIZE + 1))], "cannot hold"),
         ([Rows(np.array([4], dtype=np.int32), 0, [1])], "not there"),
+        ([Rows(np.array([0, 0], dtype=np.int32), 0, [1] * 40)], "twice"),
         ([Rows(table, 0, [272])], "vocabulary"),
         ([Rows(table, 0, [1, 2], parents=[-1, 1])], "parents"),
         ([Rows(table, 0, [1]), Rows(table, 0, [2])], "same slot"),
@@ -79,6 +80,16 @@ def test_misuse_is_refused() -> None:
         model.forward([Rows(table, 0, [1]), Rows(table, 2, [1])])
     with pytest.raises(ValueError, match="front"):
         model.move_slots(table, [0], [1])
+
+
+def test_a_pass_that_is_only_timed_may_see_nothing_and_leaves_nothing() -> None:
+    model = TinyModel(num_blocks=4)
+    model.forward([Rows(np.array([0, 1], dtype=np.int32), 0, [1] * 64)])
+    for table, start in (([2, 3], 32), ([0, 0, 3], 64)):  # never written; the same again
+        rows = Rows(np.array(table, dtype=np.int32), start, [1, 2], num_logits=0)
+        assert model.forward([rows]).shape == (0, 272)
+        with pytest.raises(ValueError, match="never written"):
+            model.forward([Rows(np.array([3], dtype=np.int32), 2, [1])])
 
 
 def test_logits_of_the_last_pass_are_poisoned_and_the_head_is_cut() -> None:

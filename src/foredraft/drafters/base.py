@@ -15,7 +15,7 @@ class DraftNeeds:
 
     hidden_layers: Sequence[int] = ()  # of the target, handed to `observe`
     least_acceptance: float = 0.0  # of a draft's first token; less says that it was not made for this target
-    length: bool = True  # False: it limits its own drafts by `DraftRequest.pass_s` and gives confidences
+    length: bool = True  # False: it limits its own drafts by `DraftRequest.price` and gives confidences
 
 
 class Drafter(Protocol):

@@ -43,3 +43,23 @@ class RunningCost:
             self.seconds += 0.5 * (seconds - self.seconds)
         else:
             self.seconds += 0.1 * (min(seconds, 2 * self.seconds) - self.seconds)
+
+
+class BatchCost:
+    """Seconds of a draft pass by how many sequences it serves, in steps of 1, 2, 4, 8, ... 0 until one is observed."""
+
+    def __init__(self) -> None:
+        self._costs: dict[int, RunningCost] = {}
+
+    def seconds(self, num_sequences: int) -> float:
+        """Of the nearest count observed, the smaller one first: more may turn out to cost more."""
+        step = _step(num_sequences)
+        known = min(self._costs, key=lambda other: (other > step, abs(other - step)), default=None)
+        return 0.0 if known is None else self._costs[known].seconds
+
+    def observe(self, num_sequences: int, seconds: float) -> None:
+        self._costs.setdefault(_step(num_sequences), RunningCost()).observe(seconds)
+
+
+def _step(count: int) -> int:
+    return (count - 1).bit_length()

@@ -15,9 +15,9 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from foredraft.algo.lengths import is_worth_another
+from foredraft.algo.lengths import worth_growing
 from foredraft.drafters.base import DraftNeeds
-from foredraft.drafters.calibration import Calibration, RunningCost
+from foredraft.drafters.calibration import BatchCost, Calibration
 from foredraft.errors import NumericalError
 from foredraft.kvcache.blocks import BlockPool, SlotTable
 from foredraft.models.base import LanguageModel, Rows
@@ -60,7 +60,7 @@ class ModelDrafter:
         self._vocab_size = min(target_vocab_size, model.vocab_size)  # ids that both know; the rest is padding
         self._pool = BlockPool(model.num_blocks, shares=enable_prefix_caching)
         self._states: dict[int, _State] = {}
-        self._token_cost = RunningCost()
+        self._pass_cost = BatchCost()
         self._head = _Head(model, head_size) if head_size is not None else None
         self._warm_up()
 
@@ -76,7 +76,8 @@ class ModelDrafter:
             self._head.cover(c.request.seq for c in active if c.request.num_tokens)
         busy = {r.seq.id for r in requests}
         while active:
-            active = [c for c in self._compute(active, busy) if self._can_grow(c)]
+            drawn = self._compute(active, busy)
+            active = self._growing([c for c in drawn if self._can_grow(c)], chains)
         return [chain.draft(self.name) for chain in chains]
 
     def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None:
@@ -128,7 +129,7 @@ class ModelDrafter:
         for row, chain in zip(logits, drawing, strict=True):
             self._draw(chain, row[: self._vocab_size])
         if all(len(tokens) <= MAX_BEHIND for _, tokens, _ in batch):
-            self._token_cost.observe(perf_counter() - began)
+            self._pass_cost.observe(len(batch), perf_counter() - began)
         return drawing
 
     def _draw(self, chain: _Chain, logits: Array) -> None:
@@ -139,18 +140,31 @@ class ModelDrafter:
             logger.warning("%s drafts no more for this request: %s", self._model.name, error)
 
     def _can_grow(self, chain: _Chain) -> bool:
-        request, num_drawn = chain.request, len(chain.tokens)
-        if (
-            chain.state.has_failed
-            or num_drawn >= max(request.num_tokens, 1)
-            or len(request.seq.tokens) + num_drawn > self._model.max_model_len
-        ):
-            return False
-        if request.pass_s is None or num_drawn == 0:
-            return True
-        return is_worth_another(
-            chain.confidences, chain.state.mean.estimate(0), request.pass_s, self._token_cost.seconds
+        num_drawn = len(chain.tokens)
+        return (
+            not chain.state.has_failed
+            and num_drawn < max(chain.request.num_tokens, 1)
+            and len(chain.request.seq.tokens) + num_drawn <= self._model.max_model_len
         )
+
+    def _growing(self, active: list[_Chain], chains: Sequence[_Chain]) -> list[_Chain]:
+        """Those that another pass is worth while for, all drafts taken together."""
+        priced = [c for c in active if c.request.price is not None]
+        price = priced[0].request.price if priced else None
+        if price is None:
+            return active
+        draft_s = self._pass_cost.seconds(len(active))
+        num_passes = len(priced[0].tokens)
+        chosen = worth_growing(
+            [c.reach * c.state.mean.estimate(0) for c in priced],
+            price.pass_s,
+            price.tokens + sum(c.gain for c in chains),
+            sum(len(c.tokens) for c in chains),
+            num_passes * draft_s + sum(len(c.tokens) * c.request.row_s for c in chains),
+            [c.request.row_s for c in priced],
+            draft_s,
+        )
+        return [c for c in active if c.request.price is None] + [priced[i] for i in chosen]
 
     def _has_room(self, state: _State, num_slots: int, busy: Collection[int]) -> bool:
         """Whether the cache can hold so many slots of a text, if need be without the texts that are not busy."""
@@ -208,6 +222,7 @@ class _Chain:
         self.state = state
         self.tokens: list[int] = []
         self.confidences: list[float] = []
+        self.reach, self.gain = 1.0, 0.0  # the chance that all is accepted; expected accepted tokens
         self._probs: NDArray[np.float32] | None = None
         if not request.seq.params.is_coupled:
             self._probs = np.empty((request.num_tokens, vocab_size), np.float32)
@@ -227,6 +242,8 @@ class _Chain:
         self.tokens.append(token)
         self.state.buckets.append(bucket)
         self.confidences.append(self.state.by_probability.estimate(bucket))
+        self.reach *= self.confidences[-1]
+        self.gain += self.reach
 
     def draft(self, source: str) -> Draft:
         probs = None if self._probs is None else self._probs[: len(self.tokens)]

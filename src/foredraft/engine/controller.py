@@ -1,7 +1,8 @@
-"""Whether to draft, with whom, and how much: the choice with the most expected tokens per second.
+"""Whether to draft, with whom, and how much: the choice with the most expected tokens per second of all sequences.
 
-Costs and acceptance are measured while running, per request. A drafter that does not pay is switched off for that
-request and tried again after some tokens.
+Costs and acceptance are measured while running, acceptance per request. A drafter that does not pay, for what it is or
+among so many other requests, is switched off for that request. It is back when the others are fewer, and tried again
+now and then wherever a good draft would pay.
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ import logging
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from foredraft.algo.lengths import best_length, expected_tokens
+from foredraft.algo.lengths import best_length, best_lengths, expected_tokens
 from foredraft.drafters.base import Drafter
-from foredraft.drafters.calibration import Calibration, RunningCost
+from foredraft.drafters.calibration import BatchCost, Calibration
 from foredraft.engine.costs import PassCosts
+from foredraft.engine.scheduler import Planned
 from foredraft.engine.sequence import Sequence
-from foredraft.types import MAX_DRAFT, Draft, DraftRequest
+from foredraft.models.base import Rows
+from foredraft.types import Draft, DraftRequest, PassPrice, SamplingParams
 
 logger = logging.getLogger("foredraft")
 
 PRIOR_ACCEPTANCE = 0.7
+#: What a trial draft hopes for, and a draft that costs nothing before its confidences are known.
+HOPE = 0.95
+#: A drafter is free whose draft pass takes less than this part of the target's.
+FREE = 0.005
 #: A drafter that is off is tried again after so many tokens, and after twice as many each time it fails again.
 FIRST_PROBE, LAST_PROBE = 48, 768
 #: Drafts after which a drafter's acceptance is judged.
@@ -38,105 +45,232 @@ class Controller:
         self._costs = costs
         self._max_draft = max_draft
         self._adaptive = adaptive
-        self._draft_s = {d.name: RunningCost() for d in drafters}  # per draft token
+        self._draft_s = {d.name: BatchCost() for d in drafters}  # of a draft pass
         self._records: dict[int, dict[str, _Record]] = {}
+        self._proposers: dict[int, Drafter] = {}  # sequence -> whose draft is in the pass
         self._firsts: dict[str, list[bool]] = {d.name: [] for d in drafters}  # was a draft's first token right?
+        self._pass = _NextPass(1, 0.0, 0.0)
 
     def begin(self, seq: Sequence) -> None:
-        self._records[seq.id] = {d.name: _Record() for d in self._drafters}
+        self._records.setdefault(seq.id, {d.name: _Record() for d in self._drafters if self._may_draft(seq, d)})
 
     def end(self, seq: Sequence) -> None:
         self._records.pop(seq.id, None)
+        self._proposers.pop(seq.id, None)
 
-    def request(
-        self, seq: Sequence, drafter: Drafter, num_batch_rows: int, num_slots: int = MAX_DRAFT
-    ) -> DraftRequest | None:
-        """What to ask `drafter` for, or None.
+    def is_promising(self, seq: Sequence, drafter: Drafter) -> bool:
+        """Whether `drafter` should read this prompt now.
 
-        num_batch_rows: rows of the pass so far, all sequences together. num_slots: of the cache, for the draft.
+        It should if it would draft for as many such sequences as there are, were they as predictable as most texts.
         """
-        limit = min(self._limit(seq), seq.num_remaining - 1, num_slots)  # the target's own token comes with every pass
-        if limit <= 0 or not seq.origins:  # the pass that ends the prompt carries no draft: its time is not decoding
-            return None
-        if not self._adaptive:
-            return DraftRequest(seq, limit, num_slots=num_slots)
-        pass_s = self._costs.with_draft(num_batch_rows, limit)
-        record = self._records[seq.id][drafter.name]
-        if record.is_off:
-            if not record.is_probe_due(len(seq.origins)):
-                return None
-            return DraftRequest(seq, min(limit, PROBE_LENGTH), num_slots=num_slots)
-        length = best_length(record.acceptance(limit), pass_s, self._draft_s[drafter.name].seconds)
-        if length == 0:
-            record.switch_off(len(seq.origins))
-            self._log_off(seq, drafter, record, pass_s)
-            return None
-        return DraftRequest(seq, length if drafter.needs.length else limit, pass_s, num_slots)
+        if drafter.name not in self._records[seq.id]:
+            return False
+        count = len(self._records)
+        if count == 1 or not self._adaptive:
+            return True
+        limit = self._limit(seq)
+        chances = [[PRIOR_ACCEPTANCE] * limit] * count
+        pass_s = self._costs.with_draft(count, count * limit)
+        row_s = self._costs.row_s(len(seq.tokens))
+        pass_s = [seconds + count * row_s for seconds in pass_s]
+        return any(best_lengths(chances, pass_s, count, [row_s] * count, self._draft_s[drafter.name].seconds(count)))
 
-    def is_good_enough(self, draft: Draft, request: DraftRequest, later: SequenceOf[Drafter]) -> bool:
-        """Whether to take this draft rather than ask the `later`, dearer drafters.
+    def begin_pass(self, planned: SequenceOf[Planned]) -> None:
+        """Another pass: these rows are sure to be in it. What prompts take of its time is not charged to drafts."""
+        self._proposers.clear()
+        decoding = [p.seq for p in planned if p.completes and p.seq.origins]
+        seconds = self._costs.base_s(len(decoding)) + sum(self._costs.row_s(len(s.tokens)) for s in decoding)
+        self._pass = _NextPass(sum(p.num_rows for p in planned), seconds, float(len(decoding)))
+
+    def requests(self, drafter: Drafter, planned: SequenceOf[Planned]) -> list[DraftRequest]:
+        """What to ask `drafter` for: requests of at least one token each, for some of these sequences or none."""
+        slots = {p.seq.id: p.num_draft_slots for p in planned}
+        limits = {p.seq.id: min(self._limit(p.seq), p.num_draft_slots) for p in planned}
+        # the pass that ends the prompt carries no draft: its time is not decoding
+        seqs = [
+            p.seq for p in planned if limits[p.seq.id] > 0 and p.seq.origins and drafter.name in self._records[p.seq.id]
+        ]
+        if not self._adaptive:
+            return [DraftRequest(seq, limits[seq.id], num_slots=slots[seq.id]) for seq in seqs]
+        if not seqs:
+            return []
+        price = self._pass.price(self._costs, sum(limits[seq.id] for seq in seqs))
+        row_s = [self._costs.row_s(len(seq.tokens)) for seq in seqs]
+        draft_s = self._draft_s[drafter.name].seconds(len(seqs))
+        is_free = not drafter.needs.length and draft_s < FREE * price.pass_s[0]
+        chances = [self._chances(seq, drafter, limits[seq.id], is_free) for seq in seqs]
+        lengths = best_lengths(chances, price.pass_s, price.tokens, row_s, draft_s)
+        requests = []
+        for seq, length, own_row_s in zip(seqs, lengths, row_s, strict=True):
+            record = self._records[seq.id][drafter.name]
+            if length == 0:
+                acceptance = record.acceptance(min(PROBE_LENGTH, limits[seq.id]))
+                self._switch_off(seq, drafter, record, acceptance, price, draft_s + own_row_s)
+            elif record.is_probe_due(len(seq.origins)):
+                requests.append(DraftRequest(seq, length, num_slots=slots[seq.id]))
+            else:
+                record.is_off = False  # it would pay by now: fewer run, or passes are cheaper
+                num_tokens = length if drafter.needs.length else limits[seq.id]
+                requests.append(DraftRequest(seq, num_tokens, price, own_row_s, slots[seq.id]))
+        return requests
+
+    def settle(
+        self, drafter: Drafter, draft: Draft, request: DraftRequest, later: SequenceOf[Drafter], num_unsettled: int
+    ) -> bool:
+        """Note a draft; whether to keep it rather than ask the `later`, dearer drafters too.
 
         It may look at a deterministic draft; what was drawn from a drafter's own probabilities is never dropped.
+        num_unsettled: how many sequences would share the draft passes of the later ones.
         """
         if not draft.tokens:
             return False
-        if draft.probs is not None or request.pass_s is None:
-            return True
+        self._proposers[request.seq.id] = drafter
         records = self._records[request.seq.id]
-        limit = len(request.pass_s) - 1
-        acceptance = draft.confidences or records[draft.source].acceptance(len(draft.tokens))
-        rate = expected_tokens(acceptance) / request.pass_s[len(draft.tokens)]
-        return all(
-            rate >= records[d.name].best_rate(limit, request.pass_s, self._draft_s[d.name].seconds)
-            for d in later
-            if not records[d.name].is_off
+        chances = draft.confidences or records[drafter.name].acceptance(len(draft.tokens))
+        is_settled = (
+            draft.probs is not None
+            or request.price is None
+            or not any(
+                self._is_better(other, records[other.name], chances, request, request.price, num_unsettled)
+                for other in later
+                if other.name in records and not records[other.name].is_off
+            )
         )
+        if is_settled:
+            self._pass = self._pass.with_draft(
+                self._costs, len(draft.tokens), expected_tokens(chances) - 1, request.row_s
+            )
+        return is_settled
 
     def observe_draft(self, drafter: Drafter, drafts: SequenceOf[Draft], seconds: float) -> None:
         depth = max((len(d.tokens) for d in drafts), default=0)
         if depth:
-            self._draft_s[drafter.name].observe(seconds / depth)
+            self._draft_s[drafter.name].observe(len(drafts), seconds / depth)
 
-    def observe_pass(self, num_rows: int, seconds: float) -> None:
-        self._costs.observe(num_rows, seconds)
+    def observe_pass(self, batch: SequenceOf[Rows], seconds: float) -> None:
+        self._costs.observe([(len(rows.tokens), rows.start) for rows in batch], seconds)
 
     def observe_verdict(self, seq: Sequence, draft: Draft, num_accepted: int) -> None:
-        if draft.tokens:
-            self._records[seq.id][draft.source].learn(len(draft.tokens), num_accepted, len(seq.origins))
-            self._check_acceptance(draft, num_accepted)
+        drafter = self._proposers.get(seq.id)
+        if drafter is not None and draft.tokens:
+            self._records[seq.id][drafter.name].learn(len(draft.tokens), num_accepted, len(seq.origins))
+            self._check_acceptance(drafter, num_accepted)
+
+    def _may_draft(self, seq: Sequence, drafter: Drafter) -> bool:
+        named = seq.params.drafters
+        return seq.params.num_speculative_tokens != 0 and (named is None or drafter.name in named)
 
     def _limit(self, seq: Sequence) -> int:
-        own = seq.params.num_speculative_tokens
+        return min(self._longest(seq.params), seq.num_remaining - 1)  # the target's own token comes with every pass
+
+    def _longest(self, params: SamplingParams) -> int:
+        own = params.num_speculative_tokens
         return self._max_draft if own is None else min(own, self._max_draft)
 
-    def _log_off(self, seq: Sequence, drafter: Drafter, record: _Record, pass_s: SequenceOf[float]) -> None:
-        k = min(PROBE_LENGTH, len(pass_s) - 1)
+    def _chances(self, seq: Sequence, drafter: Drafter, limit: int, is_free: bool) -> list[float]:
+        """What to expect of a draft when deciding whether to ask for it."""
+        record = self._records[seq.id][drafter.name]
+        if record.is_probe_due(len(seq.origins)):
+            return [HOPE] * min(limit, PROBE_LENGTH)
+        acceptance = record.acceptance(limit)
+        if is_free and self._pays_alone(seq, drafter, acceptance):
+            return [max(HOPE, chance) for chance in acceptance]
+        return acceptance
+
+    def _pays_alone(self, seq: Sequence, drafter: Drafter, acceptance: SequenceOf[float]) -> bool:
+        """Whether a draft would raise the rate if nothing else ran."""
+        row_s = self._costs.row_s(len(seq.tokens))
+        pass_s = [seconds + row_s for seconds in self._costs.with_draft(1, len(acceptance))]
+        return best_length(acceptance, pass_s, self._draft_s[drafter.name].seconds(1) + row_s) > 0
+
+    def _switch_off(
+        self,
+        seq: Sequence,
+        drafter: Drafter,
+        record: _Record,
+        acceptance: list[float],
+        price: PassPrice,
+        token_s: float,
+    ) -> None:
+        """acceptance: of a short draft; token_s: seconds of one of its tokens beside the pass."""
+        if record.is_off:
+            return
+        record.switch_off(len(seq.origins))
+        if record.has_told:
+            return
+        record.has_told = True
+        k = len(acceptance)
+        is_busy = best_length([HOPE] * k, price.pass_s, token_s, price.tokens) == 0
+        if is_busy and self._pays_alone(seq, drafter, acceptance):
+            logger.info(
+                "%s waits for request %d: %d requests decode at once, and more rows would cost more than drafts bring",
+                drafter.name,
+                seq.request_id,
+                round(price.tokens),
+            )
+            return
         logger.info(
-            "%s is off for request %d, it does not pay here: %.2f tokens a pass expected with %d drafted, at %.2f x "
-            "the time of a plain pass; next try in %d tokens",
+            "%s is off for request %d, it does not pay here: %.2f tokens a pass expected with %d drafted, not %.2f, "
+            "at %.2f x the time; next try in %d tokens",
             drafter.name,
             seq.request_id,
-            expected_tokens(record.acceptance(k)),
+            price.tokens - 1 + expected_tokens(acceptance),
             k,
-            (pass_s[k] + k * self._draft_s[drafter.name].seconds) / pass_s[0],
+            price.tokens,
+            (price.pass_s[k] + k * token_s) / price.pass_s[0],
             record.next_probe - len(seq.origins),
         )
 
-    def _check_acceptance(self, draft: Draft, num_accepted: int) -> None:
+    def _is_better(
+        self,
+        drafter: Drafter,
+        record: _Record,
+        chances: SequenceOf[float],
+        request: DraftRequest,
+        price: PassPrice,
+        num_sharing: int,
+    ) -> bool:
+        """Whether `drafter`'s best draft promises more than the one at hand, whose tokens have these chances."""
+        k, others = len(chances), price.tokens - 1
+        rate = (others + expected_tokens(chances)) / (price.pass_s[k] + k * request.row_s)
+        acceptance = record.acceptance(min(self._longest(request.seq.params), len(price.pass_s) - 1))
+        token_s = self._draft_s[drafter.name].seconds(num_sharing) / num_sharing + request.row_s
+        k = best_length(acceptance, price.pass_s, token_s, price.tokens)
+        return (others + expected_tokens(acceptance[:k])) / (price.pass_s[k] + k * token_s) > rate
+
+    def _check_acceptance(self, drafter: Drafter, num_accepted: int) -> None:
         """Over all requests: warn once about a drafter whose first tokens are hardly ever accepted."""
-        firsts = self._firsts[draft.source]
+        firsts = self._firsts[drafter.name]
         if len(firsts) == FIRSTS_TO_JUDGE:
             return
         firsts.append(num_accepted > 0)
-        least = next(d.needs.least_acceptance for d in self._drafters if d.name == draft.source)
-        if len(firsts) == FIRSTS_TO_JUDGE and sum(firsts) < least * len(firsts):
+        if len(firsts) == FIRSTS_TO_JUDGE and sum(firsts) < drafter.needs.least_acceptance * len(firsts):
             logger.warning(
                 "%s: %d of its first %d drafts had a right token, abnormally few: is the draft of the same family and "
                 "training as the target (base with base, instruct with instruct)?",
-                draft.source,
+                drafter.name,
                 sum(firsts),
                 len(firsts),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _NextPass:
+    """What the coming pass holds so far: rows, the seconds of it that decoding takes, the tokens expected of it."""
+
+    num_rows: int
+    seconds: float
+    tokens: float
+
+    def price(self, costs: PassCosts, max_draft: int) -> PassPrice:
+        pass_s = costs.with_draft(self.num_rows, max_draft)
+        prompts_s = pass_s[0] - self.seconds
+        return PassPrice([seconds - prompts_s for seconds in pass_s], self.tokens)
+
+    def with_draft(self, costs: PassCosts, num_tokens: int, gain: float, row_s: float) -> _NextPass:
+        pass_s = costs.with_draft(self.num_rows, num_tokens)
+        seconds = self.seconds + pass_s[-1] - pass_s[0] + num_tokens * row_s
+        return _NextPass(self.num_rows + num_tokens, seconds, self.tokens + gain)
 
 
 @dataclass(slots=True)
@@ -147,18 +281,13 @@ class _Record:
     is_off: bool = False
     patience: int = FIRST_PROBE
     next_probe: int = 0  # in output tokens
+    has_told: bool = False  # why it is off
 
     def acceptance(self, count: int) -> list[float]:
         """Chances for so many positions; one not yet seen is as good as the one before."""
         known = [p.estimate(0) for p in self.positions[:count]]
         last = known[-1] if known else PRIOR_ACCEPTANCE
         return known + [last] * (count - len(known))
-
-    def best_rate(self, limit: int, pass_s: SequenceOf[float], draft_s: float) -> float:
-        """Expected tokens per second at the best length."""
-        acceptance = self.acceptance(limit)
-        k = best_length(acceptance, pass_s, draft_s)
-        return expected_tokens(acceptance[:k]) / (pass_s[k] + k * draft_s)
 
     def learn(self, num_proposed: int, num_accepted: int, num_output: int) -> None:
         for i in range(min(num_accepted + 1, num_proposed)):
@@ -170,15 +299,12 @@ class _Record:
             self.is_off, self.patience = False, FIRST_PROBE
             self.positions.clear()  # the text has changed
         elif self.is_off:
-            self._wait(num_output)
+            self.patience = min(2 * self.patience, LAST_PROBE)
+            self.next_probe = num_output + self.patience
 
     def switch_off(self, num_output: int) -> None:
         self.is_off = True
-        self._wait(num_output)
+        self.next_probe = num_output + self.patience
 
     def is_probe_due(self, num_output: int) -> bool:
-        return num_output >= self.next_probe
-
-    def _wait(self, num_output: int) -> None:
-        self.next_probe = num_output + self.patience
-        self.patience = min(2 * self.patience, LAST_PROBE)
+        return self.is_off and num_output >= self.next_probe

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -16,64 +17,114 @@ ROWS = (1, 4, 8, 16, 32, 64)
 TIMED_ROWS = ROWS[:4]
 #: Passes over more rows are prompts: how long they take says nothing about verification.
 MAX_ROWS = ROWS[-1]
+#: Cached tokens that a row's attention is timed over at load, and in how many rows at once.
+CONTEXTS, CONTEXT_ROWS = (0, 512, 2048), 8
+#: Where the lines beyond the last timed point end: past all that happens.
+FAR = 1 << 24
 
-
-#: How much of a larger count's extra cost each pass forgets.
+#: How much of what a pass over other rows showed each pass forgets.
 FORGETTING = 0.004
+#: Counts that were not seen for long may have become cheaper by this factor: enough to try them if little is missing.
+LEAST_HOPE = 0.9
 #: Seconds that timing may take at load, if more than MIN_REPEATS rounds would fit, up to MAX_REPEATS.
 TIMING_BUDGET_S = 0.15
 MIN_REPEATS, MAX_REPEATS = 2, 6
 
 
 class PassCosts:
-    """Seconds of a pass by its number of rows: a running mean at each of ROWS, never falling with more rows.
+    """Seconds of a pass: T = base(number of rows) + sum over rows of what the row's context adds.
 
-    What one count shows is also evidence for its neighbours (the context grew, the machine is busy): an observation
-    scales all counts a little and its own the most. Counts above it fall a little towards it, so that a cost that was
-    overestimated once is tried again some day.
+    base is a running mean at each of ROWS, never falling with more rows; the context's share grows along a fixed curve
+    (a line, or one that flattens where layers have windows) whose height is followed.
+
+    What one count shows is also evidence for the others (the machine is busy): an observation scales all counts a
+    little and its own the most, and the context by its part in the pass. Counts that are not seen drift back to the
+    ratios found at load, and a little below, so that a cost overestimated once is tried again some day.
     """
 
-    def __init__(self, seconds: Sequence[float]) -> None:
-        self._seconds = np.array(seconds, np.float64)  # [len(ROWS)]
+    def __init__(
+        self, seconds: Sequence[float], contexts: Sequence[int] = (0,), context_s: Sequence[float] = (0.0,)
+    ) -> None:
+        """seconds [len(ROWS)]: without context; context_s: what so many cached tokens add to one row."""
+        self._seconds = np.array(seconds, np.float64)
+        self._at_load = self._seconds.copy()
+        self._hope = np.ones(len(ROWS))
+        slope = (context_s[-1] - context_s[-2]) / (contexts[-1] - contexts[-2]) if len(contexts) > 1 else 0.0
+        self._contexts = np.array([*contexts, FAR], np.float64)
+        self._context_s = np.array([*context_s, context_s[-1] + slope * (FAR - contexts[-1])], np.float64)
 
-    def seconds(self, num_rows: int) -> float:
-        return float(np.interp(num_rows, ROWS, self._seconds))
+    def row_s(self, context: int) -> float:
+        """What `context` cached tokens add to each row of their sequence."""
+        return float(np.interp(context, self._contexts, self._context_s))
+
+    def base_s(self, num_rows: int) -> float:
+        """A pass over so many rows, but for what their contexts add."""
+        return self.with_draft(num_rows, 0)[0]
 
     def with_draft(self, num_rows: int, max_draft: int) -> list[float]:
-        """[max_draft + 1]: a pass over `num_rows` rows and k draft tokens, for each k."""
-        return np.interp(np.arange(num_rows, num_rows + max_draft + 1), ROWS, self._seconds).tolist()
+        """[max_draft + 1]: base_s of `num_rows` and m more, for each m."""
+        hoped = np.maximum.accumulate(self._seconds * self._hope)
+        seconds: list[float] = _between(np.arange(num_rows, num_rows + max_draft + 1), hoped).tolist()
+        return seconds
 
-    def observe(self, num_rows: int, seconds: float) -> None:
+    def observe(self, shares: Iterable[tuple[int, int]], seconds: float) -> None:
+        """A pass took so long; shares: rows and cached tokens before them, of each sequence in it."""
+        shares = list(shares)
+        num_rows = sum(count for count, _ in shares)
         if num_rows > MAX_ROWS:
             return
-        ratio = min(max(seconds / self.seconds(num_rows), 0.5), 2.0)  # one hiccup must not mislead
+        base = float(_between(num_rows, self._seconds))
+        total = base + sum(count * self.row_s(context) for count, context in shares)
+        excess = min(max(seconds / total, 0.5), 2.0) - 1  # one hiccup must not mislead
         closeness = 1.0 / (1.0 + np.abs(np.array(ROWS) - num_rows))
-        self._seconds *= 1 + (ratio - 1) * (0.02 + 0.08 * closeness)
-        here = self.seconds(num_rows)
-        self._seconds = np.where(
-            self._seconds > here, self._seconds + FORGETTING * (here - self._seconds), self._seconds
-        )
-        self._seconds = np.maximum.accumulate(self._seconds)
+        self._seconds *= 1 + excess * (0.02 + 0.08 * closeness) * (base / total)
+        self._context_s *= 1 + excess * 0.1 * (1 - base / total)
+        here = _between(num_rows, self._seconds)
+        usual = self._at_load * (here / _between(num_rows, self._at_load))
+        unseen = np.ones(len(ROWS), bool)
+        unseen[bisect_right(ROWS, num_rows) - 1 : bisect_left(ROWS, num_rows) + 1] = False
+        self._seconds += np.where(unseen, FORGETTING * (usual - self._seconds), 0.0)
+        self._hope = np.where(unseen, np.maximum(self._hope * (1 - FORGETTING), LEAST_HOPE), 1.0)
+
+
+def _between(num_rows: NDArray[np.int64] | int, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Interpolated between ROWS, in proportion past the last."""
+    far = seconds[-1] * (FAR / MAX_ROWS)
+    return np.asarray(np.interp(num_rows, (*ROWS, FAR), (*seconds, far)))
 
 
 def measure_pass_costs(model: LanguageModel, blocks: Sequence[int]) -> PassCosts:
-    """Time the model at each of TIMED_ROWS on idle blocks of its own cache: the best of some rounds after a warm-up.
-
-    What context adds is followed while running.
-    """
+    """Time the model on idle blocks of its own cache: the best of some rounds after a warm-up."""
     table = np.array(blocks, np.int32)
     counts = [n for n in TIMED_ROWS if n <= min(model.max_model_len, len(blocks) * BLOCK_SIZE)]
+    longest = max(0, model.max_model_len - CONTEXT_ROWS) // BLOCK_SIZE * BLOCK_SIZE
+    contexts = sorted({min(context, longest) for context in CONTEXTS})
     _time(model, table, counts[-1])
     began = perf_counter()
     rounds: list[list[float]] = []
+    attention: list[list[float]] = []
     while len(rounds) < MIN_REPEATS or (len(rounds) < MAX_REPEATS and perf_counter() - began < TIMING_BUDGET_S):
         rounds.append([_time(model, table, n) for n in counts])
+        attention.append([_time_attention(model, table, context) for context in contexts])
     seconds = np.min(rounds, axis=0).tolist()
     seconds += [seconds[-1] * n / counts[-1] for n in ROWS[len(counts) :]]
-    return PassCosts(np.maximum.accumulate(seconds).tolist())
+    fastest = np.min(attention, axis=0)
+    context_s = np.maximum.accumulate(fastest - fastest[0]) / CONTEXT_ROWS
+    return PassCosts(np.maximum.accumulate(seconds).tolist(), contexts, context_s.tolist())
 
 
 def _time(model: LanguageModel, table: NDArray[np.int32], num_rows: int) -> float:
     began = perf_counter()
     model.forward([Rows(table, 0, [0] * num_rows, num_logits=num_rows)])
+    return perf_counter() - began
+
+
+def _time_attention(model: LanguageModel, table: NDArray[np.int32], context: int) -> float:
+    """A pass without logits after `context` cached tokens, in whole blocks.
+
+    Nothing is computed for these and they take no memory: all stand in one block, whatever it holds.
+    """
+    looped = np.append(np.repeat(table[:1], context // BLOCK_SIZE), table[1])
+    began = perf_counter()
+    model.forward([Rows(looped, context, [0] * CONTEXT_ROWS, num_logits=0)])
     return perf_counter() - began

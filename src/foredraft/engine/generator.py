@@ -190,6 +190,10 @@ class Generator:
         for token in params.logit_bias:
             if not 0 <= token < self.model.vocab_size:
                 raise ParameterError("logit_bias", f"names token {token}, outside 0 .. {self.model.vocab_size - 1}")
+        known = [drafter.name for drafter in self.engine.drafters]
+        for name in params.drafters or ():
+            if name not in known:
+                raise ParameterError("drafters", f"names {name!r}; this engine has {', '.join(known) or 'none'}")
         request_id = next(self._request_ids)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)

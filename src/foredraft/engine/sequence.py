@@ -69,10 +69,6 @@ class Sequence:
         return self.max_len - len(self.tokens)
 
     @property
-    def may_be_drafted(self) -> bool:
-        return self.params.num_speculative_tokens != 0
-
-    @property
     def cache_salt(self) -> str:
         return self.table.cache_salt
 

@@ -15,7 +15,7 @@ from foredraft.engine.stats import Round
 from foredraft.errors import NumericalError
 from foredraft.kvcache.blocks import BlockPool
 from foredraft.models.base import LanguageModel, Rows
-from foredraft.types import NO_DRAFT, TARGET, Array, Draft, DraftRequest, Verdict
+from foredraft.types import NO_DRAFT, TARGET, Array, Draft, DraftRequest, SequenceView, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Engine:
         self.controller = controller
         self.scheduler = scheduler
         self.pool = pool
+        self._readers: dict[int, list[Drafter]] = {}  # sequence -> the drafters that know it
         self._hidden_layers = sorted({layer for d in drafters for layer in d.needs.hidden_layers})
 
     def step(self) -> list[Step]:
@@ -51,8 +52,7 @@ class Engine:
         A sequence that cannot go on (its logits hold a NaN) ends with its `error` set; the others are not touched.
         """
         planned, new = self.scheduler.plan()
-        for seq in new:
-            self._begin(seq)
+        self._begin(new)
         if not planned:
             return []
         began = perf_counter()
@@ -63,7 +63,7 @@ class Engine:
         logits = self.model.forward(rows, self._hidden_layers)
         passed = perf_counter()
         num_rows = sum(len(r.tokens) for r in rows)
-        self.controller.observe_pass(num_rows, passed - drafted)
+        self.controller.observe_pass(rows, passed - drafted)
 
         steps = []
         for p, r, own_logits, own_hidden in zip(planned, rows, *self._split(rows, logits), strict=True):
@@ -83,43 +83,55 @@ class Engine:
         """Take a finished or aborted sequence out, if it is in; all it held is given back."""
         self.scheduler.remove(seq)
         self.controller.end(seq)
-        for drafter in self.drafters:
+        for drafter in self._readers.pop(seq.id, ()):
             drafter.end(seq)
 
     def check_integrity(self) -> None:
         """Raises ForedraftError if the cache miscounts a block's owners, or mistakes what it holds."""
         self.pool.check_integrity(self.scheduler.tables())
 
-    def _begin(self, seq: Sequence) -> None:
-        self.controller.begin(seq)
-        if seq.may_be_drafted:
+    def _begin(self, new: SequenceOf[Sequence]) -> None:
+        for seq in new:
+            self.controller.begin(seq)
+        for seq in new:
             for drafter in self.drafters:
-                drafter.begin(seq)
+                if self.controller.is_promising(seq, drafter):
+                    self._read(drafter, seq)
+
+    def _read(self, drafter: Drafter, seq: SequenceView) -> None:
+        """Have `drafter` know the sequence."""
+        readers = self._readers.setdefault(seq.id, [])
+        if drafter not in readers:
+            drafter.begin(seq)
+            readers.append(drafter)
 
     def _follow(self, planned: SequenceOf[Planned]) -> None:
         """Let the drafters keep up with prompts, so that the first draft does not wait for a whole one."""
-        requests = [DraftRequest(p.seq, 0) for p in planned if not p.seq.origins and p.seq.may_be_drafted]
-        if requests:
-            for drafter in self.drafters:
+        prompts = [p.seq for p in planned if not p.seq.origins]
+        for drafter in self.drafters:
+            requests = [DraftRequest(seq, 0) for seq in prompts if drafter in self._readers.get(seq.id, ())]
+            if requests:
                 drafter.propose(requests)
 
     def _propose(self, planned: SequenceOf[Planned]) -> dict[int, Draft]:
         """Ask the drafters in order, each for the sequences that have no good enough draft yet."""
+        self.controller.begin_pass(planned)
         drafts: dict[int, Draft] = {}
-        num_rows = sum(p.num_rows for p in planned)
         unsettled = {p.seq.id: p for p in planned if p.completes}
         for i, drafter in enumerate(self.drafters):
-            asked = [self.controller.request(p.seq, drafter, num_rows, p.num_draft_slots) for p in unsettled.values()]
-            requests = [r for r in asked if r is not None]
+            requests = self.controller.requests(drafter, list(unsettled.values()))
             if not requests:
                 continue
+            for request in requests:
+                self._read(drafter, request.seq)
             began = perf_counter()
             answers = drafter.propose(requests)
             self.controller.observe_draft(drafter, answers, perf_counter() - began)
+            later, num_unsettled = self.drafters[i + 1 :], len(unsettled)
             for request, draft in zip(requests, answers, strict=True):
                 if draft.tokens:
                     drafts[request.seq.id] = draft
-                if self.controller.is_good_enough(draft, request, self.drafters[i + 1 :]):
+                if self.controller.settle(drafter, draft, request, later, num_unsettled):
                     del unsettled[request.seq.id]
         return drafts
 
@@ -160,9 +172,8 @@ class Engine:
         seq.stats.count_tokens(perf_counter())
         seq.stats.count_draft(draft, num_accepted)
         self.controller.observe_verdict(seq, draft, num_accepted)
-        if seq.may_be_drafted:
-            for drafter in self.drafters:
-                drafter.observe(seq, draft, verdict, hidden)
+        for drafter in self._readers.get(seq.id, ()):
+            drafter.observe(seq, draft, verdict, hidden)
         return num_new
 
 

@@ -101,7 +101,8 @@ class LanguageModel(Protocol):
     def forward(self, batch: Sequence[Rows], hidden_layers: Sequence[int] = ()) -> Array:
         """One pass. Returns logits [sum of num_logits, vocab] float32, sequence by sequence.
 
-        The array is valid until the next pass. Hidden states of `hidden_layers` are then in `hidden_states()`.
+        The array is valid until the next pass. Hidden states of `hidden_layers` are then in `hidden_states()`. Rows
+        without logits may see slots that hold nothing, or one block twice: what they write is then as good.
         """
         ...
 

@@ -23,6 +23,9 @@ _Words = Any  # uint64, one or an array of them; arithmetic is modulo 2**64
 class TinyModel:
     """LanguageModel of pure numpy. Misuse that a real model would not survive, or would not notice, raises ValueError.
 
+    Rows that want no logits may see slots that were never written, or one twice, as a pass that is only timed does;
+    their own slots then count as never written.
+
     Logits are `kinship` parts a function of the last token and of `language`, and 1 part a function of the whole
     visible path and of `seed`, in 0 .. SHARPNESS. Models that share a language agree often (a target and its draft); a
     small language makes text that repeats itself, which n-gram drafters find.
@@ -96,8 +99,11 @@ class TinyModel:
         """States of one sequence's rows, also written to their slots."""
         slots = _physical(rows.block_table, np.arange(rows.start + len(rows.tokens)))
         committed = self._slots[slots[: rows.start]]
-        if not committed.all():
+        if rows.num_logits and not committed.all():
             raise ValueError(f"{self.name}: slot {int(np.argmin(committed))} is read and was never written")
+        if not committed.all() or _names_twice(rows.block_table, len(slots)):
+            self._slots[slots[rows.start :]] = 0  # what was computed from nothing is nothing
+            return np.zeros(len(rows.tokens), dtype=np.uint64)
         with np.errstate(over="ignore"):
             seen = np.sum(_mix(committed + np.arange(rows.start, dtype=np.uint64)), dtype=np.uint64)
             states = np.zeros(len(rows.tokens), dtype=np.uint64)
@@ -134,8 +140,10 @@ class TinyModel:
             if rows.start < 0 or len(rows.block_table) * BLOCK_SIZE < end:
                 raise ValueError(f"forward: {len(rows.block_table)} blocks cannot hold {end} slots")
             used = rows.block_table[: -(-end // BLOCK_SIZE)]
-            if used.min() < 0 or used.max() >= self.num_blocks or len(set(used.tolist())) < len(used):
-                raise ValueError("forward: the block table names a block that is not there, or one twice")
+            if used.min() < 0 or used.max() >= self.num_blocks:
+                raise ValueError("forward: the block table names a block that is not there")
+            if rows.num_logits and _names_twice(rows.block_table, end):
+                raise ValueError("forward: the block table names a block twice")
             if any(not 0 <= token < self.vocab_size for token in rows.tokens):
                 raise ValueError(f"forward: a token outside the vocabulary of {self.vocab_size}")
             depths = _depths(n, rows.parents)
@@ -162,6 +170,11 @@ def _depths(n: int, parents: Sequence[int] | None) -> list[int]:
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
     return depths
+
+
+def _names_twice(block_table: NDArray[np.int32], num_slots: int) -> bool:
+    used = block_table[: -(-num_slots // BLOCK_SIZE)].tolist()
+    return len(set(used)) < len(used)
 
 
 def _physical(block_table: NDArray[np.int32], slots: int | NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,0 +1,87 @@
+"""What passes cost, by rows and context."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foredraft.engine.costs import CONTEXTS, ROWS, PassCosts, measure_pass_costs
+from foredraft.models.base import BLOCK_SIZE
+from foredraft.testing import TinyModel
+
+FLAT = [1.0 + 0.01 * n for n in ROWS]
+
+
+def test_costs_follow_what_passes_take() -> None:
+    costs = PassCosts(FLAT)
+    before = costs.base_s(8)
+    for _ in range(50):
+        costs.observe([(8, 0)], 1.5 * before)
+    assert costs.base_s(8) == pytest.approx(1.5 * before, rel=0.1)
+    assert costs.base_s(16) >= costs.base_s(8) >= costs.base_s(4) >= costs.base_s(1)
+    costs.observe([(512, 0)], 100.0)  # a prompt
+    assert costs.base_s(64) < 10
+
+
+def test_a_cost_overestimated_once_is_forgotten() -> None:
+    costs = PassCosts(FLAT)
+    before = costs.base_s(8)
+    for _ in range(50):
+        costs.observe([(8, 0)], 2.0 * before)
+    for _ in range(600):
+        costs.observe([(1, 0)], costs.base_s(1))
+    assert costs.base_s(8) / costs.base_s(1) < 1.3 * FLAT[2] / FLAT[0]
+
+
+def test_counts_not_seen_for_long_are_hoped_to_be_a_little_cheaper_until_seen() -> None:
+    costs = PassCosts([1.0, 1.2, 2.0, 4.0, 8.0, 16.0])
+    for _ in range(1000):
+        costs.observe([(2, 0)], costs.base_s(2))
+    assert 0.85 * 4.0 < costs.base_s(16) < 0.95 * 4.0
+    costs.observe([(16, 0)], 4.0)
+    assert costs.base_s(16) == pytest.approx(4.0, rel=0.05)
+
+
+def test_rows_beyond_the_last_count_cost_in_proportion() -> None:
+    costs = PassCosts(FLAT)
+    assert costs.base_s(512) == pytest.approx(8 * costs.base_s(64))
+    assert costs.with_draft(60, 8) == [costs.base_s(60 + m) for m in range(9)]
+
+
+def test_context_adds_along_its_curve_and_on_as_it_ends() -> None:
+    costs = PassCosts(FLAT, (0, 512, 2048), (0.0, 0.1, 0.2))  # flattens as windows do
+    assert costs.row_s(256) == pytest.approx(0.05)
+    assert costs.row_s(1280) == pytest.approx(0.15)
+    assert costs.row_s(2048 + 1536) == pytest.approx(0.3)
+    assert PassCosts(FLAT).row_s(10_000) == 0
+
+
+def test_rows_and_context_are_told_apart() -> None:
+    """Attention takes three times what it did at load, the rest what it did."""
+    costs = PassCosts([0.02 + 0.0001 * n for n in ROWS], (0, 2048), (0.0, 0.002))
+    rng = np.random.default_rng(0)
+    for _ in range(600):
+        shares = [(int(rng.integers(1, 8)), int(c)) for c in rng.integers(0, 4000, rng.integers(1, 4))]
+        rows = sum(n for n, _ in shares)
+        costs.observe(shares, 0.02 + 0.0001 * rows + 3 * sum(n * c * 0.002 / 2048 for n, c in shares))
+    assert costs.row_s(2048) == pytest.approx(0.006, rel=0.15)
+    assert costs.base_s(4) == pytest.approx(0.0204, rel=0.15)
+
+
+@pytest.mark.parametrize("max_model_len", [64, 512, 4096])
+def test_measuring_leaves_the_cache_alone_but_for_its_blocks(max_model_len: int) -> None:
+    """Long contexts are timed without computing them, and without touching their memory."""
+    seen: list[tuple[int, int]] = []
+
+    class Model(TinyModel):
+        def forward(self, batch, hidden_layers=()):  # type: ignore[no-untyped-def]
+            seen.append((batch[0].start, len(batch[0].tokens)))
+            return super().forward(batch, hidden_layers)
+
+    model = Model(max_model_len=max_model_len, num_blocks=200)
+    costs = measure_pass_costs(model, range(2))
+    assert not model._slots[2 * BLOCK_SIZE :].any()
+    contexts = {start for start, _ in seen}
+    assert max(contexts) == {64: 32, 512: 480, 4096: CONTEXTS[-1]}[max_model_len]
+    assert costs.base_s(1) > 0
+    assert max(count for _, count in seen) == 16
