@@ -67,7 +67,8 @@ class Server:
         return self.post("/v1/completions", prompt=prompt, **fields)
 
     def post(self, path: str, **fields: Any) -> httpx.Response:
-        return self.client.post(path, json=fields)
+        body = json.dumps(fields)  # in ASCII: httpx refuses lone surrogates, other clients send them
+        return self.client.post(path, content=body, headers={"content-type": "application/json"})
 
     def events(self, path: str, **fields: Any) -> list[dict[str, Any]]:
         """All events of a stream, which must end as streams do."""

@@ -329,7 +329,7 @@ def test_figures_of_a_trace_by_hand(server: TalkativeServer, open_page: Opener) 
     chunks = [
         chunk("a", ["a"], ["target"]),
         chunk("bcde", ["b", "c", "d", "e"], ["ngram", "ngram", "ngram", "target"], 3),
-        chunk("fg", ["f", "g"], ["model:d", "target"], 8),
+        chunk("fg", ["f", "g"], ["model:d", "target"], 5),
         END,
     ]
     script(page, chunks)

@@ -241,8 +241,8 @@ class AnswerStream:
     def answer(self, error: ForedraftError | None) -> None:
         """The engine has queued it, or says why not."""
         if error is not None:
-            self._observer = None  # it never was a request of the engine's
             self.num_unfinished = 0
+            self._observer = None  # it never ran
             self.fail(error)
         elif not self.accepted.done():
             self.accepted.set_result(None)

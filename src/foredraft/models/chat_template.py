@@ -60,6 +60,7 @@ def encode_chat(
     tokenizer: TextTokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
+    add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> list[int]:
@@ -73,7 +74,13 @@ def encode_chat(
     def protect(text: str) -> str:
         return tokenizer.mark_special(text, mark)
 
-    text = render_chat(tokenizer, [_each_text(message, protect) for message in messages], tools=tools, extra=extra)
+    text = render_chat(
+        tokenizer,
+        [_each_text(message, protect) for message in messages],
+        add_generation_prompt=add_generation_prompt,
+        tools=tools,
+        extra=extra,
+    )
     return tokenizer.encode(text, parse_special=True, mark=mark)
 
 

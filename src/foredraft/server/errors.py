@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,6 @@ from foredraft.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-
-logger = logging.getLogger("foredraft")
 
 #: Seconds after which a client may try again.
 RETRY_AFTER = 1
@@ -95,8 +93,6 @@ class _EscapedJSON(JSONResponse):
     """Messages quote what clients sent, which need not be valid Unicode."""
 
     def render(self, content: Any) -> bytes:
-        import json
-
         return json.dumps(content).encode("ascii")
 
 
@@ -114,8 +110,11 @@ async def _answer_validation_error(request: Request, error: Exception) -> JSONRe
         return error_response(f"the body is not JSON: {first['ctx']['error']}", BAD_REQUEST)
     if isinstance(error.body, bytes):
         return error_response("send a JSON body with the header content-type: application/json", BAD_REQUEST)
-    param = _field_name(first["loc"])
-    message = f"{param}: {first['msg']}" if param else f"the request's body: {first['msg']}"
+    # Where a field may be of several types each has its complaint: the one that came furthest is meant.
+    same_field = [e for e in error.errors() if e["loc"][:2] == first["loc"][:2]]
+    meant = max(same_field, key=lambda e: len(e["loc"]))
+    param = _field_name(meant["loc"])
+    message = f"{param}: {meant['msg']}" if param else f"the request's body: {meant['msg']}"
     return error_response(message, BAD_REQUEST, param or None)
 
 

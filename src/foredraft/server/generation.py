@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
-from time import perf_counter
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -80,7 +79,7 @@ async def respond(
     head = {"id": f"{form.id_prefix}-{token_hex(16)}", "created": int(time.time()), "model": model}
     num_choices = len(prompts) * params.n
     traits = RequestTraits(record.prompt_tokens, form.is_chat, params.temperature)
-    observer = service.metrics.begin(traits, num_choices, perf_counter())
+    observer = service.metrics.begin(traits, num_choices, time.perf_counter())
     stream = await service.engine.submit(prompts, params, cache_salt=salt, observer=observer)
     job = _Job(body, form, prompts, num_choices, stream, service.tokenizer, head, record)
     if body.stream:
@@ -113,31 +112,33 @@ async def _answer(job: _Job) -> Response:
 
 
 async def _chunks(job: _Job, shape: StreamShape) -> AsyncIterator[Answer]:
-    """The chunk that ends the last choice also tells of speculation; where asked for, one more tells the usage."""
+    """The last chunk sums up speculation. It has no choice if it also tells the usage, or if chunks tell origins."""
     wants_every_token = job.wants_origins or job.body.return_token_ids
+    has_summary = shape.include_usage or job.wants_origins
     texts: dict[int, TokenTexts] = {}
-    num_draft_tokens = 0  # so far, of all choices
     async for chunk in gather_chunks(job.stream, shape.interval):
         is_first = chunk.index not in texts
-        num_draft_tokens += chunk.num_draft_tokens
         own_texts = texts.setdefault(chunk.index, TokenTexts(job.tokenizer)).add(chunk.token_ids)
+        if chunk.completion is not None:
+            job.finish(chunk.index, chunk.completion)
         if not (chunk.text or chunk.logprobs or wants_every_token or is_first or chunk.finish_reason):
             continue
         choice = job.form.make_piece(chunk, own_texts, is_first=is_first)
         if job.body.return_token_ids:
             choice.token_ids = list(chunk.token_ids)
         answer = _make_chunk(job, [choice], shape)
-        if chunk.completion is not None:
-            job.finish(chunk.index, chunk.completion)
-            if len(job.completions) == job.num_choices:
-                answer.speculation = report_speculation(job.completions.values())
         if job.wants_origins:
-            answer.speculation = answer.speculation or SpeculationReport(num_draft_tokens=num_draft_tokens)
-            answer.speculation.tokens, answer.speculation.origins = own_texts, list(chunk.origins)
+            answer.speculation = SpeculationReport(
+                tokens=own_texts, origins=list(chunk.origins), num_draft_tokens=chunk.num_draft_tokens
+            )
+        elif len(job.completions) == job.num_choices and not has_summary:
+            answer.speculation = report_speculation(job.completions.values())
         yield answer
-    if shape.include_usage:
+    if has_summary:
         answer = _make_chunk(job, [], shape)
-        answer.usage = report_usage(job.prompts, job.completions.values())
+        if shape.include_usage:
+            answer.usage = report_usage(job.prompts, job.completions.values())
+        answer.speculation = report_speculation(job.completions.values())
         yield answer
 
 

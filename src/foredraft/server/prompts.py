@@ -8,7 +8,7 @@ from typing import Any
 
 from foredraft.errors import ChatTemplateError, ParameterError
 from foredraft.models.base import TextTokenizer
-from foredraft.models.chat_template import render_chat
+from foredraft.models.chat_template import encode_chat
 from foredraft.server.protocol import ChatPrompt, CompletionRequest, Message
 from foredraft.server.sampling import plain_text
 from foredraft.server.service import off_loop
@@ -26,8 +26,7 @@ async def chat_prompt(tokenizer: TextTokenizer, chat: ChatPrompt) -> list[int]:
     add_generation_prompt, extra = chat.add_generation_prompt, chat.chat_template_kwargs
 
     def encode() -> list[int]:
-        text = render_chat(tokenizer, messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
-        return tokenizer.encode(text, add_special=False, parse_special=True)
+        return encode_chat(tokenizer, messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
 
     return await off_loop(sum(len(str(message.get("content"))) for message in messages), encode)
 
@@ -38,9 +37,13 @@ async def text_prompts(tokenizer: TextTokenizer, body: CompletionRequest) -> lis
     if not prompt:
         raise ParameterError("prompt", "is empty: give at least one token")
     several = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    add_special, parse_special = body.add_special_tokens, body.parse_special
 
     def encode() -> list[list[int]]:
-        return [tokenizer.encode(p, add_special=True) if isinstance(p, str) else p for p in several]
+        return [
+            tokenizer.encode(p, add_special=add_special, parse_special=parse_special) if isinstance(p, str) else p
+            for p in several
+        ]
 
     return await off_loop(sum(len(p) for p in several if isinstance(p, str)), encode)
 

@@ -153,7 +153,14 @@ class ChatCompletionRequest(ChatPrompt, GenerationRequest):
     include_reasoning: bool | None = None  # false: leave reasoning_content out
 
 
-class CompletionRequest(GenerationRequest):
+class TextOptions(Body):
+    """How a text becomes tokens. parse_special: control tokens that it spells ("<|fim_prefix|>") are those tokens."""
+
+    add_special_tokens: bool = True
+    parse_special: bool = False
+
+
+class CompletionRequest(TextOptions, GenerationRequest):
     prompt: (
         str
         | list[int]
@@ -167,10 +174,9 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = None
 
 
-class TokenizeTextRequest(Body):
+class TokenizeTextRequest(TextOptions):
     model: str | None = None
     prompt: str
-    add_special_tokens: bool = True
     return_token_strs: bool | None = None
 
 

@@ -49,7 +49,7 @@ def completion_params(body: CompletionRequest, max_completion_tokens: int | None
     """As `chat_params`."""
     if body.suffix:
         raise ParameterError(
-            "suffix", "is not supported: models fill in the middle by tokens of their own in the prompt"
+            "suffix", "is not supported: models fill in the middle by tokens of their own in the prompt (parse_special)"
         )
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ParameterError("best_of", "other than n is not supported: every choice is returned")

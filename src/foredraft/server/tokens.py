@@ -74,8 +74,10 @@ async def tokenize(body: TokenizeChatRequest | TokenizeTextRequest, request: Req
     service.model_name(body.model)
     tokenizer = service.tokenizer
     if isinstance(body, TokenizeTextRequest):
-        text, add_special = body.prompt, body.add_special_tokens
-        ids = await off_loop(len(text), lambda: tokenizer.encode(text, add_special=add_special))
+        text, add_special, parse_special = body.prompt, body.add_special_tokens, body.parse_special
+        ids = await off_loop(
+            len(text), lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        )
     else:
         ids = await chat_prompt(tokenizer, body)
     texts = [decode(tokenizer, [id]) for id in ids] if body.return_token_strs else None

@@ -115,11 +115,10 @@ export class Figures {
   #first = null;
   #last = null;
 
-  /** `numDraftTokens`: of the whole answer so far, where it is told. */
   add(origins, numDraftTokens, now) {
     for (const origin of origins) this.counts.set(origin, (this.counts.get(origin) ?? 0) + 1);
     this.numTokens += origins.length;
-    this.numDraftTokens = numDraftTokens ?? this.numDraftTokens;
+    this.numDraftTokens += numDraftTokens;
     if (!origins.length) return;
     this.#first ??= now;
     this.#last = now;

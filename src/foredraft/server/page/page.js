@@ -63,9 +63,10 @@ async function ask(question, options, other = null) {
   try {
     for await (const chunk of streamChat({ model, messages: question, ...options }, key, running.signal)) {
       const choice = chunk.choices[0];
-      const content = choice?.delta?.content ?? "";
+      if (!choice) continue; // the last one sums up
+      const content = choice.delta.content ?? "";
       result.text += content;
-      result.isWhole ||= Boolean(choice?.finish_reason);
+      result.isWhole ||= Boolean(choice.finish_reason);
       view.add(content, chunk.speculation, performance.now());
     }
   } catch (error) {
@@ -101,7 +102,7 @@ class AnswerView {
     const origins = speculation?.origins ?? [];
     const isAtEnd = atEnd();
     for (const [piece, origin] of this.#attribution.split(text, tokens, origins)) this.#writer.write(piece, origin);
-    this.figures.add(origins, speculation?.num_draft_tokens, now);
+    this.figures.add(origins, speculation?.num_draft_tokens ?? 0, now);
     this.#showSoon();
     if (isAtEnd) scrollToEnd();
   }
