@@ -89,6 +89,7 @@ def test_no_field_of_the_engine_is_out_of_reach() -> None:
     assert unreachable == by_config | {
         "max_num_seqs",
         "max_num_batched_tokens",
+        "kv_cache_tokens",
         "enable_prefix_caching",
     }  # one prompt at a time
 

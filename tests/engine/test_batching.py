@@ -13,6 +13,7 @@ from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.generator import Generator
 from foredraft.engine.sequence import Sequence
+from foredraft.errors import PromptTooLongError
 from foredraft.models.base import BLOCK_SIZE
 from foredraft.models.gguf import load_core
 from foredraft.models.load import load_model
@@ -267,6 +268,11 @@ def test_the_oldest_goes_on_when_the_youngest_give_way() -> None:
     assert oldest.num_preemptions == 0
     assert sum(seq.num_preemptions for seq in seqs) > 0
     finish(gen)
+
+
+def test_a_prompt_beyond_the_whole_cache_is_refused_with_the_cure() -> None:
+    with pytest.raises(PromptTooLongError, match=r"the context holds 96 with the answer: .* raise kv_cache_tokens"):
+        generator(num_blocks=3).submit([1] * 96)
 
 
 def test_the_longest_text_fills_the_cache_alone() -> None:

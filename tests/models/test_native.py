@@ -149,6 +149,19 @@ def test_other_weights_of_equal_header_size_and_time_are_not_taken_for_these(pat
         assert not np.array_equal(load(target).forward(rows), before)
 
 
+@pytest.mark.parametrize(
+    ("options", "num_blocks"),
+    [
+        ({"max_num_seqs": 1}, 6),  # 128 tokens and a draft
+        ({"max_num_seqs": 3}, 18),
+        ({"max_num_seqs": 3000}, 2048),
+        ({"kv_cache_tokens": 100, "max_num_seqs": 3}, 3),
+    ],
+)
+def test_the_size_of_the_cache(options: dict[str, Any], num_blocks: int, path: Path) -> None:
+    assert load(path, **options).num_blocks == num_blocks
+
+
 def test_memory_plan_adds_up(path: Path) -> None:
     model = load(path, max_num_seqs=3)
     plan = model.memory_plan
@@ -167,6 +180,7 @@ def test_memory_plan_adds_up(path: Path) -> None:
         ({"kv_cache_dtype": "f8"}, "kv_cache_dtype"),
         ({"quantize": "q3"}, "quantize"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"kv_cache_tokens": 31}, "kv_cache_tokens"),
     ],
 )
 def test_impossible_options_are_named(options: dict[str, Any], field: str, path: Path) -> None:

@@ -41,6 +41,7 @@ class EngineOptions:
     max_model_len: int | None = None
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 512
+    kv_cache_tokens: int | None = None
     enable_prefix_caching: bool = True
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
 
@@ -121,6 +122,16 @@ def served_engine_options(command: Command) -> Command:
             "--max-num-batched-tokens",
             type=click.IntRange(1),
             help=f"Tokens of prompts and answers in one pass.{shown('max_num_batched_tokens')}",
+        ),
+        click.option(
+            "--kv-cache-tokens",
+            type=click.IntRange(1),
+            help="Tokens that a model's cache holds, all answers together. [default: room for all, up to 65536]",
+        ),
+        click.option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            default=None,
+            help="Keep what prompts begin with for others that begin alike. [default: keep]",
         ),
     ]
     return collect(command, flags, "options", _make_engine_options)

@@ -180,12 +180,9 @@ class Generator:
         capacity = min(self.model.max_model_len, self.model.num_blocks * BLOCK_SIZE)
         room = capacity - len(prompt)
         if room < 1:
-            longest = self.model.context_length
-            may_grow = self.model.max_model_len < longest
-            more = f", or raise max_model_len (-c), at most {longest}" if may_grow else ""
             raise PromptTooLongError(
                 f"the prompt has {len(prompt)} tokens and the context holds {capacity} with the answer: "
-                f"shorten the prompt{more}"
+                f"shorten the prompt{_advise_more(self.model)}"
             )
         for token in params.logit_bias:
             if not 0 <= token < self.model.vocab_size:
@@ -288,6 +285,15 @@ class Generator:
             timing=seq.stats.timing(self._load_s, len(seq.output)),
             logprobs=tuple(seq.logprobs) if seq.params.logprobs is not None else None,
         )
+
+
+def _advise_more(model: LanguageModel) -> str:
+    """What else makes room for a longer prompt."""
+    if model.num_blocks * BLOCK_SIZE < model.max_model_len:
+        return ", or raise kv_cache_tokens"
+    if model.max_model_len < model.context_length:
+        return f", or raise max_model_len (-c), at most {model.context_length}"
+    return ""
 
 
 def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:

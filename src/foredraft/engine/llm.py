@@ -37,7 +37,9 @@ class LLM(Generator):
 
     model: a `.gguf` path, a catalogue name, or a hub id `org/repo[:file]`; pulled on first use. drafter: `none`,
     `ngram`, `model:NAME`, or several joined by `+`. num_speculative_tokens: largest draft. threads: None takes the
-    cores that this process may use. max_model_len: None takes the model's own context. draft_quantize, draft_vocab: how
+    cores that this process may use. max_model_len: None takes the model's own context. kv_cache_tokens: what each
+    model's cache holds, all sequences together; sequences that do not fit wait, or give way for a while. None: enough
+    for max_num_seqs of them, within limits (see `load_model`). draft_quantize, draft_vocab: how
     a draft model is made smaller (any draft is lossless); "auto" is what measured best. adaptive: measured costs choose
     lengths and switch drafters off that do not pay; False always drafts the full length.
 
@@ -60,6 +62,7 @@ class LLM(Generator):
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
+        kv_cache_tokens: int | None = None,
         enable_prefix_caching: bool = True,
         kv_cache_dtype: KVCacheDtype = "f16",
         kernels: str | None = None,
@@ -85,6 +88,7 @@ class LLM(Generator):
                 max_model_len=length,
                 kv_cache_dtype=kv_cache_dtype,
                 max_num_seqs=max_num_seqs,
+                kv_cache_tokens=kv_cache_tokens,
                 quantize=quantize,
                 kernels=kernels,
                 progress=_named(progress, f"repacking {path.stem}"),

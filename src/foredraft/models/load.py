@@ -46,6 +46,8 @@ _QUANTIZED: Mapping[str, str] = {"q4": "Q4A", "q8": "Q8S"}
 
 #: The pass that `MemoryPlan.scratch` is about: rows of a prompt chunk, and logits of some of them.
 SCRATCH_ROWS, SCRATCH_LOGITS = 512, 16
+#: Tokens that a cache holds at most unless the caller says so, or one sequence is longer.
+MAX_KV_CACHE_TOKENS = 65_536
 
 
 def load_model(
@@ -55,6 +57,7 @@ def load_model(
     max_model_len: int | None = None,
     kv_cache_dtype: KVCacheDtype = "f16",
     max_num_seqs: int = 1,
+    kv_cache_tokens: int | None = None,
     quantize: Quantize | None = None,
     kernels: str | None = None,
     progress: Progress | None = None,
@@ -62,8 +65,9 @@ def load_model(
 ) -> NativeModel:
     """Load a GGUF file for the CPU core. `pool` may be shared with other models.
 
-    max_model_len: None takes the model's own context. max_num_seqs: the cache has room for so many sequences of
-    max_model_len and a draft each; memory is taken as it fills. quantize: "q4" (4 bits, scale and minimum per 32
+    max_model_len: None takes the model's own context. kv_cache_tokens: what the cache holds, all sequences together;
+    None has room for max_num_seqs sequences of max_model_len and a draft each, but no more than MAX_KV_CACHE_TOKENS if
+    one fits in these; memory is taken as it fills. quantize: "q4" (4 bits, scale and minimum per 32
     inputs) or "q8" requantises every matrix, which a draft may well do. kernels: a kernel set by name; None takes the
     best one that runs here. progress: called with packed bytes done and in all, while weights are repacked, which
     happens on a model's first start. cache: keep repacked weights on disk.
@@ -79,9 +83,7 @@ def load_model(
         raise type(error)(f"{file.path}: {error}") from None
     max_model_len = _check_length(max_model_len, arch.context_length)
     _check_choice("kv_cache_dtype", kv_cache_dtype, ("f16", "f32"))
-    if max_num_seqs < 1:
-        raise ParameterError("max_num_seqs", "must be at least 1")
-    num_blocks = max_num_seqs * -(-(max_model_len + MAX_DRAFT) // BLOCK_SIZE)
+    num_blocks = _count_blocks(kv_cache_tokens, max_model_len, max_num_seqs)
 
     decoder = make_decoder(core, arch, file, pool, kernels)
     weights = _pack_weights(core, file, tensors, quantize, pool.num_threads, progress, cache)
@@ -218,6 +220,18 @@ def _check_length(max_model_len: int | None, context_length: int) -> int:
     if not 1 <= max_model_len <= context_length:
         raise ParameterError("max_model_len", f"must lie between 1 and the model's context of {context_length} tokens")
     return max_model_len
+
+
+def _count_blocks(kv_cache_tokens: int | None, max_model_len: int, max_num_seqs: int) -> int:
+    """Blocks of the cache."""
+    if max_num_seqs < 1:
+        raise ParameterError("max_num_seqs", "must be at least 1")
+    if kv_cache_tokens is None:
+        alone = -(-(max_model_len + MAX_DRAFT) // BLOCK_SIZE)
+        return max(alone, min(max_num_seqs * alone, MAX_KV_CACHE_TOKENS // BLOCK_SIZE))
+    if kv_cache_tokens < BLOCK_SIZE:
+        raise ParameterError("kv_cache_tokens", f"must be at least {BLOCK_SIZE}, one block")
+    return kv_cache_tokens // BLOCK_SIZE
 
 
 def _check_choice(field: str, value: str, choices: Sequence[str]) -> None:
