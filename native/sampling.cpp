@@ -92,6 +92,27 @@ void keep_mass(std::vector<Candidate>& candidates, double mass) {
     std::erase_if(candidates, [&](const Candidate& c) { return bucket(c) < split || (bucket(c) == split && likelier(within[last], c)); });
 }
 
+void check_numbers(float best) {
+    if (std::isnan(best) || best == INFINITY)
+        throw NumericalFault("the model produced logits that are not finite; its weights or its input are damaged");
+}
+
+void check_best(float best) {
+    check_numbers(best);
+    if (best == -INFINITY) throw NoToken("no token is left to choose: every logit is -inf");
+}
+
+// -inf where the mask's bit is not set.
+void exclude(std::vector<float>& x, const uint32_t* mask) {
+    const int n = int(x.size());
+    for (int begin = 0; begin < n; begin += 32) {
+        const uint32_t word = mask[begin / 32];
+        if (word == UINT32_MAX) continue;
+        const int end = std::min(n, begin + 32);
+        for (int i = begin; i < end; ++i) x[i] = word >> (i - begin) & 1 ? x[i] : -INFINITY;
+    }
+}
+
 }  // namespace
 
 int Law::find(int token) const {
@@ -155,11 +176,17 @@ double Sampler::uniform(Stream stream, int depth, int index) const {
     return (double(words.word[0] >> 5) * 0x1p26 + double(words.word[1] >> 6)) * 0x1p-53;
 }
 
-// The row after bias, the end-of-text mask and penalties, as they stand after `path`.
-const float* Sampler::adjust(const float* logits, int width, const std::vector<int32_t>& path) {
+LogitRow Sampler::row_of(const TargetRows& rows, int row) const {
+    const size_t words = size_t(vocab_size_ + 31) / 32;
+    return {rows.logits + size_t(row) * vocab_size_, vocab_limit_, rows.masks ? rows.masks + row * words : nullptr};
+}
+
+// The row after bias, the end-of-text mask, penalties and the grammar's mask, as they stand after `path`.
+const float* Sampler::adjust(const LogitRow& row, const std::vector<int32_t>& path) {
+    const int width = row.width;
     const bool too_short = num_output_ + int(path.size()) < fields_.min_tokens && !eos_ids_.empty();
-    if (fields_.logit_bias.empty() && !too_short && !has_penalties_) return logits;
-    adjusted_.assign(logits, logits + width);
+    if (fields_.logit_bias.empty() && !too_short && !has_penalties_ && !row.mask) return row.values;
+    adjusted_.assign(row.values, row.values + width);
     for (const auto& [token, bias] : fields_.logit_bias) {
         if (token < width) adjusted_[token] += bias;
     }
@@ -168,24 +195,23 @@ const float* Sampler::adjust(const float* logits, int width, const std::vector<i
             if (token < width) adjusted_[token] = -INFINITY;
         }
     }
-    if (!has_penalties_) return adjusted_.data();
-    for (int32_t token : path) count(token, 1, false);
-    for (const Occurrence& occurrence : occurrences_) {
-        if (occurrence.token >= width || (occurrence.in_output == 0 && !occurrence.in_prompt)) continue;
-        double x = adjusted_[occurrence.token];
-        x = x > 0 ? x / fields_.repetition_penalty : x * fields_.repetition_penalty;
-        x -= fields_.frequency_penalty * occurrence.in_output;
-        if (occurrence.in_output > 0) x -= fields_.presence_penalty;
-        adjusted_[occurrence.token] = float(x);
+    if (has_penalties_) {
+        for (int32_t token : path) count(token, 1, false);
+        for (const Occurrence& occurrence : occurrences_) {
+            if (occurrence.token >= width || (occurrence.in_output == 0 && !occurrence.in_prompt)) continue;
+            double x = adjusted_[occurrence.token];
+            x = x > 0 ? x / fields_.repetition_penalty : x * fields_.repetition_penalty;
+            x -= fields_.frequency_penalty * occurrence.in_output;
+            if (occurrence.in_output > 0) x -= fields_.presence_penalty;
+            adjusted_[occurrence.token] = float(x);
+        }
+        for (int32_t token : path) count(token, -1, false);
     }
-    for (int32_t token : path) count(token, -1, false);
+    if (row.mask) {
+        check_numbers(kernels_.max_value(adjusted_.data(), width));  // a NaN may not hide behind the mask
+        exclude(adjusted_, row.mask);
+    }
     return adjusted_.data();
-}
-
-static void check_best(float best) {
-    if (std::isnan(best) || best == INFINITY)
-        throw NumericalFault("the model produced logits that are not finite; its weights or its input are damaged");
-    if (best == -INFINITY) throw NumericalFault("no token is left to choose: every logit is -inf");
 }
 
 int Sampler::best_token(const float* adjusted, int width) const {
@@ -195,8 +221,9 @@ int Sampler::best_token(const float* adjusted, int width) const {
 }
 
 // law_ becomes the law after `path`; greedy puts all on the argmax.
-void Sampler::process(const float* logits, int width, const std::vector<int32_t>& path) {
-    const float* x = adjust(logits, width, path);
+void Sampler::process(const LogitRow& row, const std::vector<int32_t>& path) {
+    const float* x = adjust(row, path);
+    const int width = row.width;
     if (is_greedy()) {
         law_.ids = {best_token(x, width)};
         law_.p = {1.0f};
@@ -284,21 +311,21 @@ int Sampler::race(const Law& law, const NoiseKey& key) const {
 }
 
 // The target's own choice after `path`: what plain decoding takes at that position. Leaves the law in law_ unless greedy.
-int Sampler::sample_target(const float* logits, int width, const std::vector<int32_t>& path) {
-    if (is_greedy()) return best_token(adjust(logits, width, path), width);
-    process(logits, width, path);
+int Sampler::sample_target(const LogitRow& row, const std::vector<int32_t>& path) {
+    if (is_greedy()) return best_token(adjust(row, path), row.width);
+    process(row, path);
     return race(law_, noise_key(kTarget, int(path.size()), 0));
 }
 
-Drawn Sampler::draw(const float* logits, int width, const std::vector<int32_t>& path, float* probs, int probs_width) {
+Drawn Sampler::draw(LogitRow row, const std::vector<int32_t>& path, float* probs, int probs_width) {
     for (int32_t token : path) check_token(token, "path");
-    if (width < 1) throw std::invalid_argument("logits are empty");
-    width = std::min(width, vocab_limit_);
+    if (row.width < 1) throw std::invalid_argument("logits are empty");
+    const int width = row.width = std::min(row.width, vocab_limit_);
     if (probs && probs_width < width)
         throw std::invalid_argument("a buffer of " + std::to_string(probs_width) + " probabilities is too narrow for " +
                                     std::to_string(width) + " logits");
     if (is_greedy()) {
-        const float* x = adjust(logits, width, path);
+        const float* x = adjust(row, path);
         const int token = best_token(x, width);
         law_.p.resize(width);
         const double sum = kernels_.exp_sum(x, x[token], 1.0f, width, law_.p.data());
@@ -309,10 +336,10 @@ Drawn Sampler::draw(const float* logits, int width, const std::vector<int32_t>& 
         return {token, 1.0 / sum};
     }
     if (!probs) {
-        const int token = sample_target(logits, width, path);
+        const int token = sample_target(row, path);
         return {token, law_.p[law_.find(token)] / law_.sum};
     }
-    process(logits, width, path);
+    process(row, path);
     std::fill(probs, probs + probs_width, 0.0f);
     const double scale = 1.0 / law_.sum;
     const double u = uniform(kDraft, int(path.size()), 0);
@@ -328,7 +355,7 @@ Drawn Sampler::draw(const float* logits, int width, const std::vector<int32_t>& 
     return {law_.ids[place], double(law_.p[place])};
 }
 
-Outcome Sampler::verify(const float* logits, const DraftArrays& draft) {
+Outcome Sampler::verify(const TargetRows& rows, const DraftArrays& draft) {
     const int n = int(draft.tokens.size());
     if (draft.parents.size() != draft.tokens.size()) throw std::invalid_argument("a draft needs one parent a token");
     bool is_chain = true;
@@ -339,20 +366,18 @@ Outcome Sampler::verify(const float* logits, const DraftArrays& draft) {
                                         "; a parent comes before its child, and -1 is the root");
         is_chain &= draft.parents[i] == i - 1;
     }
-    Outcome outcome = !draft.probs || n == 0 ? walk(logits, draft)
-                      : block_ && is_chain   ? block_test(logits, draft)
-                                             : ratio_test(logits, draft);
+    Outcome outcome = !draft.probs || n == 0 ? walk(rows, draft) : block_ && is_chain ? block_test(rows, draft) : ratio_test(rows, draft);
     ++num_passes_;
     return outcome;
 }
 
 // Sample the target at the node, step to the child that equals the sample.
-Outcome Sampler::walk(const float* logits, const DraftArrays& draft) {
+Outcome Sampler::walk(const TargetRows& rows, const DraftArrays& draft) {
     const auto children = children_of(draft.parents);
     Outcome outcome{{}, 0};
     std::vector<int32_t> path;
     for (int row = 0;;) {
-        outcome.token = sample_target(logits + size_t(row) * vocab_size_, vocab_limit_, path);
+        outcome.token = sample_target(row_of(rows, row), path);
         int next = -1;
         for (int child : children[row]) {
             if (draft.tokens[child] == outcome.token && next < 0) next = child;
@@ -391,13 +416,13 @@ std::vector<double> Sampler::excess_sums(double p_scale, const DraftLaw* q) cons
 }
 
 // Leviathan et al. 2023; several children of a node are tested in turn (recursive rejection).
-Outcome Sampler::ratio_test(const float* logits, const DraftArrays& draft) {
+Outcome Sampler::ratio_test(const TargetRows& rows, const DraftArrays& draft) {
     const auto children = children_of(draft.parents);
     Outcome outcome{{}, 0};
     std::vector<int32_t> path;
     std::vector<double> left, excess;  // what is left of the law after the rejections at this node; empty: all
     for (int row = 0;;) {
-        process(logits + size_t(row) * vocab_size_, vocab_limit_, path);
+        process(row_of(rows, row), path);
         const int depth = int(path.size());
         left.clear();
         double sum = law_.sum;
@@ -430,14 +455,14 @@ Outcome Sampler::ratio_test(const float* logits, const DraftArrays& draft) {
 }
 
 // Sun et al. 2025: the longest prefix that passes, not the first failure.
-Outcome Sampler::block_test(const float* logits, const DraftArrays& draft) {
+Outcome Sampler::block_test(const TargetRows& rows, const DraftArrays& draft) {
     const int n = int(draft.tokens.size());
     std::vector<int32_t> path;
     int num_accepted = 0;
     double rho = 1.0, rho_accepted = 1.0;
     for (int i = 0; i < n; ++i) {
         const int token = draft.tokens[i];
-        process(logits + size_t(i) * vocab_size_, vocab_limit_, path);
+        process(row_of(rows, i), path);
         const DraftLaw q = draft_law(draft, i);
         if (i > 0) {  // does the prefix of i tokens pass?
             const double mass = sum_of(excess_sums(rho / law_.sum, &q)), all = mass + 1.0 - rho;
@@ -457,7 +482,7 @@ Outcome Sampler::block_test(const float* logits, const DraftArrays& draft) {
     Outcome outcome{{}, 0};
     for (int i = 0; i < num_accepted; ++i) outcome.accepted.push_back(i);
     path.resize(num_accepted);
-    process(logits + size_t(num_accepted) * vocab_size_, vocab_limit_, path);
+    process(row_of(rows, num_accepted), path);
     const double u = uniform(kResidual, 0, 0), p_scale = rho_accepted / law_.sum;
     int place = -1;
     if (num_accepted < n) {

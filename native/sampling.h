@@ -23,6 +23,24 @@ struct SamplingFields {
     std::vector<std::pair<int32_t, float>> logit_bias;
 };
 
+// The tokens that a grammar allows left none with a finite logit.
+struct NoToken : NumericalFault {
+    using NumericalFault::NumericalFault;
+};
+
+// One row of logits. mask: bit i % 32 of word i / 32 says whether token i may be chosen; null: all may.
+struct LogitRow {
+    const float* values;
+    int width;
+    const uint32_t* mask;
+};
+
+// The target's rows: logits [rows, vocab]; masks [rows, (vocab + 31) / 32] or null.
+struct TargetRows {
+    const float* logits;
+    const uint32_t* masks;
+};
+
 // A draft as arrays. probs [n, width] or null; row i is the law that token i was drawn from, up to a factor.
 struct DraftArrays {
     std::vector<int32_t> tokens, parents;
@@ -72,10 +90,10 @@ class Sampler {
     void add_prompt(const std::vector<int32_t>& tokens);
     void extend(const std::vector<int32_t>& tokens);
 
-    // logits [width]; probs [probs_width] or null.
-    Drawn draw(const float* logits, int width, const std::vector<int32_t>& path, float* probs, int probs_width);
-    // logits [1 + n, vocab_size].
-    Outcome verify(const float* logits, const DraftArrays& draft);
+    // probs [probs_width] or null.
+    Drawn draw(LogitRow row, const std::vector<int32_t>& path, float* probs, int probs_width);
+    // 1 + n rows.
+    Outcome verify(const TargetRows& rows, const DraftArrays& draft);
     TokenScores logprobs(const float* logits, int token, int num_top);
 
     int vocab_size() const { return vocab_size_; }
@@ -88,12 +106,13 @@ class Sampler {
     NoiseKey noise_key(Stream stream, int depth, uint32_t pass) const;
     double uniform(Stream stream, int depth, int index) const;
 
-    const float* adjust(const float* logits, int width, const std::vector<int32_t>& path);
+    LogitRow row_of(const TargetRows& rows, int row) const;
+    const float* adjust(const LogitRow& row, const std::vector<int32_t>& path);
     void count(int token, int by, bool in_prompt);
     int best_token(const float* adjusted, int width) const;
-    void process(const float* logits, int width, const std::vector<int32_t>& path);
+    void process(const LogitRow& row, const std::vector<int32_t>& path);
     void filter(const float* x, int width, float max, float inv_temperature);
-    int sample_target(const float* logits, int width, const std::vector<int32_t>& path);
+    int sample_target(const LogitRow& row, const std::vector<int32_t>& path);
     int race(const Law& law, const NoiseKey& key) const;
 
     // A draft's law: q(token) = values[token] * scale, at the target's width.
@@ -106,9 +125,9 @@ class Sampler {
     std::vector<double> excess_sums(const float* p, double p_scale, const float* q, double q_scale, int n) const;
     std::vector<double> excess_sums(double p_scale, const DraftLaw* q) const;
 
-    Outcome walk(const float* logits, const DraftArrays& draft);
-    Outcome ratio_test(const float* logits, const DraftArrays& draft);
-    Outcome block_test(const float* logits, const DraftArrays& draft);
+    Outcome walk(const TargetRows& rows, const DraftArrays& draft);
+    Outcome ratio_test(const TargetRows& rows, const DraftArrays& draft);
+    Outcome block_test(const TargetRows& rows, const DraftArrays& draft);
 
     struct Occurrence {
         int32_t token;

@@ -42,16 +42,17 @@ class BoundSampler {
         sampler_.extend(ids);
     }
 
-    nb::tuple draw(Rows<const float, 1> logits, nb::handle path, std::optional<Rows<float, 1>> probs) {
+    nb::tuple draw(Rows<const float, 1> logits, nb::handle path, std::optional<Rows<float, 1>> probs,
+                   std::optional<Rows<const uint32_t, 1>> mask) {
         const auto ids = integers(path);
-        const Drawn drawn = unlocked([&] {
-            return sampler_.draw(logits.data(), int(logits.shape(0)), ids, probs ? probs->data() : nullptr,
-                                 probs ? int(probs->shape(0)) : 0);
-        });
+        if (mask) check_words(mask->shape(0));
+        const LogitRow row{logits.data(), int(logits.shape(0)), mask ? mask->data() : nullptr};
+        const Drawn drawn =
+            unlocked([&] { return sampler_.draw(row, ids, probs ? probs->data() : nullptr, probs ? int(probs->shape(0)) : 0); });
         return nb::make_tuple(drawn.token, drawn.probability);
     }
 
-    nb::object verify(Rows<const float, 2> logits, nb::handle draft) {
+    nb::object verify(Rows<const float, 2> logits, nb::handle draft, std::optional<Rows<const uint32_t, 2>> masks) {
         DraftArrays arrays{integers(draft.attr("tokens")), {}, nullptr, 0};
         const size_t n = arrays.tokens.size();
         const nb::object parents = draft.attr("parents"), probs = draft.attr("probs");
@@ -71,7 +72,13 @@ class BoundSampler {
             throw std::invalid_argument("logits have shape (" + std::to_string(logits.shape(0)) + ", " + std::to_string(logits.shape(1)) +
                                         "); this draft needs (" + std::to_string(1 + n) + ", " + std::to_string(sampler_.vocab_size()) +
                                         ")");
-        const Outcome outcome = unlocked([&] { return sampler_.verify(logits.data(), arrays); });
+        if (masks) {
+            check_words(masks->shape(1));
+            if (masks->shape(0) != 1 + n)
+                throw std::invalid_argument(std::to_string(masks->shape(0)) + " masks; this draft needs " + std::to_string(1 + n));
+        }
+        const TargetRows rows{logits.data(), masks ? masks->data() : nullptr};
+        const Outcome outcome = unlocked([&] { return sampler_.verify(rows, arrays); });
         return nb::module_::import_("foredraft.types").attr("Verdict")(as_tuple(outcome.accepted), outcome.token);
     }
 
@@ -91,6 +98,12 @@ class BoundSampler {
         nb::gil_scoped_release release;
         const std::lock_guard lock(mutex_);
         return work();
+    }
+
+    void check_words(size_t words) const {
+        const size_t expected = (size_t(sampler_.vocab_size()) + 31) / 32;
+        if (words != expected)
+            throw std::invalid_argument("a mask has " + std::to_string(words) + " words; expected " + std::to_string(expected));
     }
 
     static nb::tuple as_tuple(const std::vector<int32_t>& values) {
@@ -123,6 +136,8 @@ void bind_sampling(nb::module_& m) {
     nb::register_exception_translator([](const std::exception_ptr& error, void*) {
         try {
             std::rethrow_exception(error);
+        } catch (const NoToken& fault) {
+            PyErr_SetString(nb::module_::import_("foredraft.errors").attr("NoTokenError").ptr(), fault.what());
         } catch (const NumericalFault& fault) {
             PyErr_SetString(nb::module_::import_("foredraft.errors").attr("NumericalError").ptr(), fault.what());
         }
@@ -132,8 +147,9 @@ void bind_sampling(nb::module_& m) {
              "kernel_set"_a.none(), "eos_ids"_a, "temperature"_a, "top_p"_a, "top_k"_a, "min_p"_a, "min_tokens"_a, "presence_penalty"_a,
              "frequency_penalty"_a, "repetition_penalty"_a, "logit_bias"_a)
         .def("extend", &BoundSampler::extend, "tokens"_a)
-        .def("draw", &BoundSampler::draw, nb::arg("logits").noconvert(), "path"_a, nb::arg("probs").noconvert().none())
-        .def("verify", &BoundSampler::verify, nb::arg("logits").noconvert(), "draft"_a)
+        .def("draw", &BoundSampler::draw, nb::arg("logits").noconvert(), "path"_a, nb::arg("probs").noconvert().none(),
+             nb::arg("mask").noconvert() = nb::none())
+        .def("verify", &BoundSampler::verify, nb::arg("logits").noconvert(), "draft"_a, nb::arg("masks").noconvert() = nb::none())
         .def("logprobs", &BoundSampler::logprobs, nb::arg("logits").noconvert(), "token"_a, "num_top"_a);
 }
 

@@ -24,6 +24,13 @@ struct Random {
         x[below(n)] = 1.0f;
         return x;
     }
+    // Whole words of one kind, as grammars have them, or scattered bits; the first token is always allowed.
+    const uint32_t* mask(std::vector<uint32_t>& words, int vocab) {
+        words.resize((vocab + 31) / 32);
+        for (uint32_t& word : words) word = below(2) ? below(2) * UINT32_MAX : below(UINT32_MAX);
+        words[0] |= 1;
+        return words.data();
+    }
 };
 
 SamplingFields random_fields(Random& random, int vocab) {
@@ -53,6 +60,8 @@ std::vector<int32_t> decode(const KernelSet& kernels, uint64_t seed) {
     for (int pass = 0; pass < 4; ++pass) {
         const int n = int(random.below(5));
         const int width = random.below(2) ? vocab : vocab + 7;
+        const bool masked = random.below(2);
+        std::vector<uint32_t> mask;
         std::vector<float> probs(size_t(n) * width), logits;
         DraftArrays draft{{}, {}, n && random.below(2) ? probs.data() : nullptr, width};
         for (int i = 0; i < n; ++i) {
@@ -60,7 +69,8 @@ std::vector<int32_t> decode(const KernelSet& kernels, uint64_t seed) {
             std::vector<int32_t> path;
             for (int node = draft.parents[i]; node >= 0; node = draft.parents[node]) path.insert(path.begin(), draft.tokens[node]);
             const std::vector<float> row = random.row(vocab);
-            const Drawn drawn = sampler.draw(row.data(), vocab, path, draft.probs ? &probs[size_t(i) * width] : nullptr, width);
+            const Drawn drawn = sampler.draw({row.data(), vocab, masked ? random.mask(mask, vocab) : nullptr}, path,
+                                             draft.probs ? &probs[size_t(i) * width] : nullptr, width);
             if (!(drawn.probability > 0 && drawn.probability <= 1.0001)) throw std::runtime_error("a probability out of range");
             draft.tokens.push_back(drawn.token);
         }
@@ -68,7 +78,15 @@ std::vector<int32_t> decode(const KernelSet& kernels, uint64_t seed) {
             const std::vector<float> values = random.row(vocab);
             logits.insert(logits.end(), values.begin(), values.end());
         }
-        const Outcome outcome = sampler.verify(logits.data(), draft);
+        const size_t words = size_t(vocab + 31) / 32;
+        std::vector<uint32_t> masks;
+        for (int row = 0; row <= n; ++row) {
+            random.mask(mask, vocab);
+            masks.insert(masks.end(), mask.begin(), mask.begin() + words);
+        }
+        const Outcome outcome = sampler.verify({logits.data(), masked ? masks.data() : nullptr}, draft);
+        const uint32_t* last = masks.data() + words * (outcome.accepted.empty() ? 0 : 1 + outcome.accepted.back());
+        if (masked && !(last[outcome.token / 32] >> outcome.token % 32 & 1)) throw std::runtime_error("a token that its mask excludes");
         std::vector<int32_t> emitted;
         for (int32_t node : outcome.accepted) emitted.push_back(draft.tokens.at(node));
         emitted.push_back(outcome.token);

@@ -9,6 +9,7 @@ ForedraftError                 exit code 1, one line: the cause and the cure
 ├── ChatTemplateError          no template, or the template refused the messages
 ├── DownloadError              network, hash, disk
 ├── NumericalError             the model produced NaN
+│   └── NoTokenError           every token is excluded, or the request's grammar cannot go on
 ├── QueueFullError             too many requests wait already: try again later
 ├── EngineUnavailableError     the engine does not take requests: it loads, drains, or has stopped
 ├── EngineFailedError          the engine broke down; every request of it fails
@@ -51,6 +52,9 @@ class DownloadError(ForedraftError): ...
 
 
 class NumericalError(ForedraftError): ...
+
+
+class NoTokenError(NumericalError): ...
 
 
 class QueueFullError(ForedraftError): ...

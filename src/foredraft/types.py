@@ -18,8 +18,36 @@ TARGET = "target"
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What the text has to be: exactly one of these. Raises ParameterError for none or several."""
+
+    json_schema: str | None = None
+    json_object: bool = False  # any JSON object
+    regex: str | None = None  # of the whole text
+    grammar: str | None = None  # Lark or GBNF
+    choice: Sequence[str] = ()  # one of these texts
+
+    def __post_init__(self) -> None:
+        name = "structured_outputs"
+        for field_name in ("json_schema", "regex", "grammar"):
+            value = getattr(self, field_name)
+            _check(value is None or isinstance(value, str), name, f"needs text for {field_name}")
+        choice = _items(name, self.choice)
+        _check(
+            all(isinstance(text, str) and text for text in choice), name, "needs texts that are not empty for choice"
+        )
+        object.__setattr__(self, "choice", choice)
+        given = [self.json_schema is not None, self.json_object, self.regex is not None, self.grammar is not None]
+        _check(
+            sum([*given, bool(choice)]) == 1,
+            name,
+            "needs exactly one of json_schema, json_object, regex, grammar and choice",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. Processing order: bias, penalties, temperature, min-p, top-k, top-p.
+    """How to choose tokens. Processing order: bias, penalties, grammar, temperature, min-p, top-k, top-p.
 
     `seed` makes the text a function of (model, prompt, parameters, seed) alone: the same with or without speculation.
     Raises ParameterError for values that mean nothing.
@@ -32,7 +60,7 @@ class SamplingParams:
     seed: int | None = None
     n: int = 1
     max_tokens: int | None = 256  # None: up to the context
-    min_tokens: int = 0  # no end-of-text token before so many tokens
+    min_tokens: int = 0  # no end-of-text token before so many tokens; a grammar that is complete ends the text earlier
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -44,6 +72,7 @@ class SamplingParams:
     prediction: str | None = None  # text that the answer is expected to resemble: a source for the n-gram drafter
     num_speculative_tokens: int | None = None  # this request's largest draft; 0 switches drafting off
     drafters: Sequence[str] | None = None  # of the engine's, by name, those that may draft; None: all
+    structured_outputs: StructuredOutputs | None = None  # what the text has to be
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -97,6 +126,10 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", ids)
         object.__setattr__(self, "logit_bias", {_whole("logit_bias", t): float(b) for t, b in bias.items()})
         _check(self.prediction is None or isinstance(self.prediction, str), "prediction", "must be text")
+        wanted = self.structured_outputs
+        _check(
+            wanted is None or isinstance(wanted, StructuredOutputs), "structured_outputs", "must be a StructuredOutputs"
+        )
 
     @property
     def is_greedy(self) -> bool:
@@ -131,6 +164,21 @@ def _items(name: str, value: Any) -> tuple[Any, ...]:
     return () if value is None else tuple(value)
 
 
+class TokenGrammar(Protocol):
+    """What a request's grammar allows after the committed text and a path of draft tokens, each allowed where it is.
+
+    Both raise NoTokenError where the grammar cannot go on.
+    """
+
+    def mask(self, path: Sequence[int], /) -> Any:
+        """Bit i % 32 of word i // 32: whether token i may come next. uint32 [(vocab + 31) // 32] of numpy."""
+        ...
+
+    def is_complete(self, path: Sequence[int], /) -> bool:
+        """Whether nothing may follow: the text ends here."""
+        ...
+
+
 class SequenceView(Protocol):
     """What a drafter may see of a sequence: its tokens so far, never the target's logits."""
 
@@ -157,7 +205,12 @@ class SequenceView(Protocol):
 
     @property
     def sampler(self) -> Any:
-        """The sequence's own sampler (`engine/sampler.py`), for drafters that draw from the processed law."""
+        """The sequence's own sampler (`algo/sampler.py`), for drafters that draw from the processed law."""
+        ...
+
+    @property
+    def grammar(self) -> TokenGrammar | None:
+        """What the text has to be, for drafters that draw; others' tokens are cut where they break it."""
         ...
 
 

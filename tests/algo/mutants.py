@@ -12,9 +12,18 @@ from typing import Any
 
 import pytest
 
-from foredraft.algo import filters, noise, sampler, tree, verify
+from foredraft.algo import filters, masks, noise, sampler, tree, verify
 
-from . import test_filters, test_noise, test_sampler, test_sampler_exact, test_tree, test_verify
+from . import (
+    test_filters,
+    test_grammar_exact,
+    test_masks,
+    test_noise,
+    test_sampler,
+    test_sampler_exact,
+    test_tree,
+    test_verify,
+)
 
 
 @dataclass(frozen=True)
@@ -232,8 +241,8 @@ MUTANTS = [
         "draft without its own path",
         ARRAY,
         "draw",
-        "self._process(self._fit(_to_double(logits)), path)",
-        "self._process(self._fit(_to_double(logits)), [])",
+        "self._process(self._fit(_to_double(logits)), path, mask)",
+        "self._process(self._fit(_to_double(logits)), [], mask)",
         test_sampler_exact.test_self_draft_is_always_accepted,
     ),
     Mutant(
@@ -276,6 +285,47 @@ MUTANTS = [
         "if parent >= 0:",
         "if True:",
         test_tree.test_mask_shows_ancestors_only,
+    ),
+    # Grammars.
+    Mutant(
+        "drawn token dropped because it is not allowed",
+        masks,
+        "cut_draft",
+        "if allowed or draft.probs is not None",
+        "if allowed",
+        partial(test_masks.test_a_drawn_token_stays_and_ends_the_draft, (2, 0), (2,)),
+    ),
+    Mutant(
+        "fixed token kept although it is not allowed",
+        masks,
+        "cut_draft",
+        "if allowed or draft.probs is not None",
+        "if True",
+        test_masks.test_a_tree_loses_what_is_not_allowed_and_what_hangs_on_it,
+    ),
+    Mutant(
+        "mask from before the block",
+        masks,
+        "masks_along",
+        "masks[1 + node] = grammar.mask(path)",
+        "masks[1 + node] = root",
+        partial(test_grammar_exact.test_drawn_chains, "block", True),
+    ),
+    Mutant(
+        "draft goes on behind the end",
+        masks,
+        "cut_draft",
+        "and not grammar.is_complete([*path, token])",
+        "",
+        partial(test_masks.test_a_chain_ends_before_the_first_token_that_is_not_allowed, (1, 2, 0, 0), (1, 2)),
+    ),
+    Mutant(
+        "mask of a chain in a tree",
+        masks,
+        "_tokens_to",
+        "path_to(parents, node)",
+        "range(node + 1)",
+        test_masks.test_each_row_has_the_mask_of_its_own_place,
     ),
     # Filters.
     Mutant(

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.algo.masks import pack_mask
 from foredraft.algo.sampler import Sampler, make_sampler
-from foredraft.errors import NumericalError
+from foredraft.errors import NoTokenError, NumericalError
 from foredraft.types import Draft, SamplingParams
 
 VOCAB = 40
@@ -99,19 +100,22 @@ def test_shared_noise_makes_close_drafts_pass():
 
 
 def test_order_of_processing():
-    """Bias, then penalties, temperature, min-p, top-k, top-p: each pair the other way round would keep other tokens."""
+    """Bias, penalties, grammar, temperature, min-p, top-k, top-p: two the other way round would keep other tokens."""
     logits = np.log(np.array([0.5, 0.26, 0.14, 0.1], dtype=np.float32))
 
-    def kept(params: SamplingParams, output: Sequence[int] = ()) -> list[int]:
+    def kept(params: SamplingParams, mask: Sequence[int] = range(4)) -> list[int]:
         sampler = make_sampler(params, vocab_size=4, prompt=[], seed=0)
-        sampler.extend(output)
-        return np.flatnonzero(np.isfinite(sampler.scores(logits.astype(np.float64), []))).tolist()
+        allowed = pack_mask(np.isin(np.arange(4), mask))
+        return np.flatnonzero(np.isfinite(sampler.scores(logits.astype(np.float64), [], allowed))).tolist()
 
     assert kept(SamplingParams(temperature=0.25, min_p=0.1)) == [0]
     assert kept(SamplingParams(temperature=4.0, min_p=0.6)) == [0, 1, 2, 3]
     assert kept(SamplingParams(min_p=0.25, top_p=0.85)) == [0, 1, 2]
     assert kept(SamplingParams(top_k=2, top_p=0.65)) == [0]
     assert kept(SamplingParams(logit_bias={3: 3.0}, top_k=1)) == [3]
+    assert kept(SamplingParams(top_k=1), mask=[2, 3]) == [2]
+    assert kept(SamplingParams(min_p=0.5), mask=[2, 3]) == [2, 3]
+    assert kept(SamplingParams(top_p=0.55), mask=[1, 2, 3]) == [1, 2]
     # Repetition divides what bias has made positive.
     scores = make_sampler(
         SamplingParams(temperature=0, logit_bias={0: 4.0}, repetition_penalty=2.0), vocab_size=2, prompt=[0], seed=0
@@ -222,6 +226,45 @@ def test_logits_without_numbers_are_refused_where_they_are_needed(make):
         make(SamplingParams()).verify(np.full((1, VOCAB), -np.inf, dtype=np.float32), Draft())
     with pytest.raises(NumericalError):
         make(SamplingParams()).logprobs(np.full(VOCAB, np.nan, dtype=np.float32), 0, 1)
+
+
+def mask_of(*tokens: int) -> np.ndarray:
+    return pack_mask(np.isin(np.arange(VOCAB), tokens))
+
+
+@implementations
+def test_only_what_the_mask_allows_is_chosen(make):
+    rows = np.stack([logits_after([7]), logits_after([7, 8])])
+    for params in (SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=2, frequency_penalty=1.0)):
+        for seed in range(10):
+            sampler = make(params, seed=seed)
+            assert sampler.draw(rows[0], [], None, mask_of(33)) == (33, 1.0)
+            law = np.ones(VOCAB, dtype=np.float32)
+            assert sampler.draw(rows[0], [], law, mask_of(5, 39))[0] in (5, 39)
+            assert set(np.flatnonzero(law)) <= {5, 39}
+            masks = np.stack([mask_of(5, 39), mask_of(0, 1)])
+            verdict = sampler.verify(rows, Draft(tokens=[5]), masks)
+            assert verdict.token in ((0, 1) if verdict.accepted else (39,))
+            assert sampler.verify(rows, Draft(tokens=[6], probs=np.ones((1, VOCAB), np.float32)), masks).accepted == ()
+
+
+@implementations
+def test_a_mask_may_leave_nothing_and_hides_no_broken_number(make):
+    row = logits_after([9])
+    row[3] = -np.inf
+    sampler = make(SamplingParams())
+    with pytest.raises(NoTokenError):
+        sampler.verify(row[None], Draft(), mask_of()[None])
+    with pytest.raises(NoTokenError):
+        sampler.draw(row, [], None, mask_of(3))
+    row[4] = np.nan
+    with pytest.raises(NumericalError, match="not finite"):
+        sampler.verify(row[None], Draft(), mask_of(5)[None])
+    with pytest.raises(ValueError, match="words"):
+        sampler.draw(row, [], None, np.zeros(3, dtype=np.uint32))
+    for wrong in (np.zeros((1, 3), dtype=np.uint32), np.zeros((2, 2), dtype=np.uint32)):
+        with pytest.raises(ValueError, match=r"words|masks"):
+            sampler.verify(row[None], Draft(), wrong)
 
 
 @implementations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import click
 import pytest
@@ -14,7 +15,7 @@ from foredraft.cli.options import EngineOptions, engine_options, sampling_option
 from foredraft.cli.speculative_config import SpeculativeConfig, parse_speculative_config
 from foredraft.engine.llm import LLM
 from foredraft.errors import ParameterError
-from foredraft.types import SamplingParams
+from foredraft.types import SamplingParams, StructuredOutputs
 
 
 @click.command()
@@ -32,6 +33,8 @@ def parse(*args: str) -> tuple[EngineOptions, SamplingParams]:
     params["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
     params["stop"] = tuple(params["stop"])
     params["stop_token_ids"] = tuple(params["stop_token_ids"])
+    if params["structured_outputs"] is not None:
+        params["structured_outputs"] = StructuredOutputs(**params["structured_outputs"])
     return EngineOptions(**options), SamplingParams(**params)
 
 
@@ -74,6 +77,23 @@ def test_every_flag_reaches_its_field() -> None:
         min_tokens=3,
         ignore_eos=True,
     )
+
+
+def test_what_the_answer_is_comes_as_text_or_from_a_file(tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "list.lark"
+    schema.write_text('{"type": "object"}')
+    grammar.write_text('start: "a" | "b"')
+    for args, wanted in (
+        (["--json-schema", ' {"type": "array"}'], StructuredOutputs(json_schema=' {"type": "array"}')),
+        (["--json-schema", str(schema)], StructuredOutputs(json_schema='{"type": "object"}')),
+        (["--regex", "[a-z]+"], StructuredOutputs(regex="[a-z]+")),
+        (["--grammar", str(grammar)], StructuredOutputs(grammar='start: "a" | "b"')),
+    ):
+        assert parse(*args)[1].structured_outputs == wanted
+    with pytest.raises(click.UsageError, match="give one of them"):
+        parse("--regex", "a", "--json-schema", "{}")
+    with pytest.raises((click.UsageError, OSError, ParameterError)):
+        parse("--json-schema", str(tmp_path / "missing.json"))
 
 
 def test_the_defaults_are_those_of_the_library() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from foredraft.types import SamplingParams
+from foredraft.types import SamplingParams, TokenGrammar
 
 
 @dataclass
@@ -17,3 +17,4 @@ class View:
     prediction: tuple[int, ...] = ()
     sampler: Any = None
     cache_salt: str = ""
+    grammar: TokenGrammar | None = None

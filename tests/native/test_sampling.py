@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import chi2
 
 from foredraft import _native
+from foredraft.algo.masks import pack_mask
 from foredraft.algo.sampler import ArraySampler, Sampler, make_sampler
 from foredraft.types import Draft, SamplingParams, Verdict
 
@@ -35,12 +36,19 @@ def pair(params: SamplingParams, **options) -> tuple[Sampler, Sampler]:
     return make_sampler(params, **options), make_sampler(params, native=True, **options)
 
 
+def random_masks(rng: np.random.Generator, count: int, vocab: int) -> np.ndarray:
+    """Few tokens, or all but a few, in each row; one at least that is not the last."""
+    allowed = rng.random((count, vocab)) < rng.choice([0.1, 0.97], size=(count, 1))
+    allowed[np.arange(count), rng.integers(vocab - 1, size=count)] = True
+    return np.stack([pack_mask(row) for row in allowed])
+
+
 def random_tree(rng: np.random.Generator, num_tokens: int) -> list[int]:
     return [int(rng.integers(-1, i)) if i else -1 for i in range(num_tokens)]
 
 
 def test_same_tokens_and_verdicts_as_the_reference():
-    """Chains and trees, one-hot and sampled, over several passes with committed tokens between them."""
+    """Chains and trees, one-hot and sampled, with masks and without, over several passes with tokens between them."""
     rng = np.random.default_rng(0)
     for trial in range(150):
         vocab = int(rng.choice([2, 15, 16, 17, 64, 65, 200]))
@@ -59,6 +67,8 @@ def test_same_tokens_and_verdicts_as_the_reference():
             sampled, is_tree = rng.random() < 0.5 and n > 0, rng.random() < 0.3
             rows = (rng.normal(size=(1 + n, vocab)) * 2.5).astype(np.float32)
             parents = random_tree(rng, n) if is_tree else list(range(-1, n - 1))
+            masks = random_masks(rng, 1 + n, vocab) if rng.random() < 0.5 else None
+            knows_masks = rng.random() < 0.7
             probs = [np.zeros((n, vocab), dtype=np.float32) if sampled else None for _ in range(2)]
             tokens: list[int] = []
             for i in range(n):
@@ -67,8 +77,9 @@ def test_same_tokens_and_verdicts_as_the_reference():
                 while node >= 0:
                     path.insert(0, tokens[node])
                     node = parents[node]
+                mask = masks[1 + parents[i]] if masks is not None and knows_masks else None
                 expected, got = (
-                    sampler.draw(row, path, buffer[i] if buffer is not None else None)
+                    sampler.draw(row, path, buffer[i] if buffer is not None else None, mask)
                     for sampler, buffer in zip((reference, native), probs, strict=True)
                 )
                 assert got[0] == expected[0]
@@ -77,7 +88,7 @@ def test_same_tokens_and_verdicts_as_the_reference():
             if sampled:
                 assert np.allclose(probs[0], probs[1], rtol=0, atol=1e-6)
             expected, got = (
-                sampler.verify(rows, Draft(tokens=tokens, parents=parents, probs=buffer))
+                sampler.verify(rows, Draft(tokens=tokens, parents=parents, probs=buffer), masks)
                 for sampler, buffer in zip((reference, native), probs, strict=True)
             )
             assert got == expected
@@ -208,6 +219,9 @@ def test_every_kernel_set_gives_the_same_bits():
                 tokens.append(int(found[-1][0]))
             found.append((sampler.verify(wide, Draft(tokens=tokens, probs=probs)),))
             found.append((sampler.verify(wide, Draft(tokens=[f[0] for f in found[:6:2]])),))
+            masks = random_masks(np.random.default_rng(2), 4, 5003)
+            found.append((sampler.verify(wide, Draft(tokens=tokens, probs=probs), masks),))
+            found.append(sampler.draw(wide[0], [], probs[0], masks[0]))
             found += [(sampler.logprobs(row, 5, 7),) for row in wide]
             results.append((found, probs.tobytes()))
         assert all(result == results[0] for result in results)

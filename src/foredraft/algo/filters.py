@@ -1,8 +1,8 @@
 """Sampling filters: what turns raw logits into the law that a token is drawn from.
 
 Pure functions over the array API standard, one row at a time: logits [vocab] in, logits [vocab] out, -inf where a
-token is excluded. The order of a request's processing is bias, penalties, temperature, min-p, top-k, top-p. Among equal
-values the lowest id comes first.
+token is excluded. The order of a request's processing is bias, penalties, grammar, temperature, min-p, top-k, top-p.
+Among equal values the lowest id comes first.
 """
 
 from __future__ import annotations

@@ -12,15 +12,19 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
+from numpy.typing import NDArray
 
 from foredraft.algo import filters
+from foredraft.algo.masks import unpack_mask
 from foredraft.algo.noise import NoiseKey, Stream, gumbel, token_uniforms, uniform
 from foredraft.algo.tree import chain, check_parents, is_chain, path_to
 from foredraft.algo.verify import block_test, draw_from, ratio_test, sample_and_walk
-from foredraft.errors import NumericalError
+from foredraft.errors import NoTokenError, NumericalError
 from foredraft.types import Array, Draft, SamplingParams, TokenLogprob, Verdict
 
 RejectionMethod = Literal["standard", "block"]
+Mask = NDArray[np.uint32]  # one row of `algo/masks.py`
+Masks = NDArray[np.uint32]  # several
 
 
 class Sampler(Protocol):
@@ -35,18 +39,22 @@ class Sampler(Protocol):
         """Append committed tokens: they count for penalties and move the position."""
         ...
 
-    def draw(self, logits: Array, path: Sequence[int], probs: Array | None) -> tuple[int, float]:
+    def draw(
+        self, logits: Array, path: Sequence[int], probs: Array | None, mask: Mask | None = None
+    ) -> tuple[int, float]:
         """Draft side: a token after the committed text and `path`, and its probability under the processed law.
 
-        logits [vocab]. With `probs` [vocab] the law is written there and the draw uses the draft's own noise stream;
-        without, the target's noise is shared (coupled drafting). Greedy takes the argmax; its probability is then the
-        one at temperature 1. The draft's vocabulary may be narrower or wider than the target's: ids that the target
-        lacks are never drawn.
+        logits [vocab]; mask: what a grammar allows there. With `probs` [vocab] the law is written there and the draw
+        uses the draft's own noise stream; without, the target's noise is shared (coupled drafting). Greedy takes the
+        argmax; its probability is then the one at temperature 1. The draft's vocabulary may be narrower or wider than
+        the target's: ids that the target lacks are never drawn. Raises NoTokenError where nothing is left to draw.
         """
         ...
 
-    def verify(self, logits: Array, draft: Draft) -> Verdict:
+    def verify(self, logits: Array, draft: Draft, masks: Masks | None = None) -> Verdict:
         """Target side. logits [1 + n, vocab]: row 0 follows the committed text, row 1 + i follows draft token i.
+
+        masks [1 + n, (vocab + 31) // 32]: what a grammar allows after each.
 
         Without `draft.probs`: sample the target at the node with the position's own noise, step to the child that
         equals the sample (greedy: argmax). With them: the ratio test or block verification. Does not `extend`. Raises
@@ -152,11 +160,15 @@ class ArraySampler:
             self._check_token(token, "a committed token")
         self._tokens.extend(int(token) for token in tokens)
 
-    def draw(self, logits: Array, path: Sequence[int], probs: Array | None) -> tuple[int, float]:
+    def draw(
+        self, logits: Array, path: Sequence[int], probs: Array | None, mask: Mask | None = None
+    ) -> tuple[int, float]:
         self._check_row(logits.shape, exact=False)
         for token in path:
             self._check_token(token, "path")
-        scores = self._process(self._fit(_to_double(logits)), path)
+        if mask is not None:
+            self._check_words(mask.shape[0])
+        scores = self._process(self._fit(_to_double(logits)), path, mask)
         if probs is None:
             token = self._sample_target(scores, len(path))
             return token, float(filters.softmax(scores)[token])
@@ -170,11 +182,15 @@ class ArraySampler:
         token = draw_from(rounded, uniform(self._key(Stream.DRAFT, len(path))))
         return token, float(filters.softmax(scores)[token])
 
-    def verify(self, logits: Array, draft: Draft) -> Verdict:
+    def verify(self, logits: Array, draft: Draft, masks: Masks | None = None) -> Verdict:
         tokens = [int(token) for token in draft.tokens]
         parents = chain(len(tokens)) if draft.parents is None else [int(i) for i in draft.parents]
         self._check_draft(logits, tokens, parents, draft.probs)
-        rows = _ProcessedRows(self, logits, tokens, parents)
+        if masks is not None:
+            self._check_words(masks.shape[1])
+            if masks.shape[0] != 1 + len(tokens):
+                raise ValueError(f"{masks.shape[0]} masks; this draft needs {1 + len(tokens)}")
+        rows = _ProcessedRows(self, logits, tokens, parents, masks)
         if draft.probs is None or not tokens:
             verdict = sample_and_walk(tokens, parents, rows.sample)
         else:
@@ -201,11 +217,11 @@ class ArraySampler:
         top = tuple((i, float(scores[i])) for i in filters.top_tokens(scores, num_top))
         return TokenLogprob(token_id=token, logprob=float(scores[token]), top=top)
 
-    def scores(self, logits: Array, path: Sequence[int]) -> Array:
+    def scores(self, logits: Array, path: Sequence[int], mask: Mask | None = None) -> Array:
         """Processed logits [vocab] after the committed text and `path`: -inf where a token is excluded."""
-        return self._process(_to_double(logits), path)
+        return self._process(_to_double(logits), path, mask)
 
-    def _process(self, logits: Array, path: Sequence[int]) -> Array:
+    def _process(self, logits: Array, path: Sequence[int], mask: Mask | None) -> Array:
         _check_numbers(logits)
         params = self._params
         xp = array_namespace(logits)
@@ -230,8 +246,10 @@ class ArraySampler:
                 frequency=params.frequency_penalty,
                 repetition=params.repetition_penalty,
             )
+        if mask is not None:
+            logits = filters.mask_tokens(logits, _like(~unpack_mask(mask, self._vocab_size), logits))
         if not bool(xp.any(xp.isfinite(logits))):
-            raise NumericalError("no token is left to choose: every logit is -inf")
+            raise NoTokenError("no token is left to choose: every logit is -inf")
         if params.is_greedy:
             return logits
         logits = filters.apply_temperature(logits, params.temperature)
@@ -265,6 +283,11 @@ class ArraySampler:
         if not 0 <= token < self._vocab_size:
             raise ValueError(f"{what}: token id {token} is outside the vocabulary of {self._vocab_size}")
 
+    def _check_words(self, num_words: int) -> None:
+        expected = (self._vocab_size + 31) // 32
+        if num_words != expected:
+            raise ValueError(f"a mask has {num_words} words; expected {expected}")
+
     def _check_row(self, shape: Sequence[int], exact: bool) -> None:
         if len(shape) != 1 or shape[0] == 0 or (exact and shape[0] != self._vocab_size):
             raise ValueError(f"logits have shape {tuple(shape)}; expected one row of {self._vocab_size}")
@@ -285,8 +308,11 @@ class ArraySampler:
 class _ProcessedRows:
     """The target's rows, each processed at its own place in the draft when a rule asks for it."""
 
-    def __init__(self, sampler: ArraySampler, logits: Array, tokens: Sequence[int], parents: Sequence[int]) -> None:
+    def __init__(
+        self, sampler: ArraySampler, logits: Array, tokens: Sequence[int], parents: Sequence[int], masks: Masks | None
+    ) -> None:
         self._sampler, self._logits, self._tokens, self._parents = sampler, logits, tokens, parents
+        self._masks = masks
         self.depths = [len(path_to(parents, i)) - 1 for i in range(len(tokens))]
 
     def __getitem__(self, row: int) -> Array:
@@ -298,7 +324,7 @@ class _ProcessedRows:
 
     def _scores(self, row: int) -> Array:
         path = [self._tokens[i] for i in path_to(self._parents, row - 1)]
-        return self._sampler.scores(self._logits[row, :], path)
+        return self._sampler.scores(self._logits[row, :], path, None if self._masks is None else self._masks[row])
 
 
 class _DraftLaws:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from foredraft.cli.console import STANDARD_STREAM, STDOUT_NAMES, Session, is_file_of, note
+from foredraft.cli.console import STANDARD_STREAM, STDOUT_NAMES, Session, is_file_of, note, read_text
 from foredraft.cli.speculative_config import QUANTIZATIONS, REJECTION_SAMPLE_METHODS, parse_speculative_config
 from foredraft.errors import ParameterError
-from foredraft.types import MAX_DRAFT, MAX_THREADS, SamplingParams
+from foredraft.types import MAX_DRAFT, MAX_THREADS, SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
     from foredraft.cli.progress import Progress
@@ -201,6 +201,9 @@ def sampling_options(command: Command) -> Command:
         ),
         click.option("--min-tokens", type=int, help="No end before so many tokens."),
         click.option("--ignore-eos", is_flag=True, default=None, help="Go on after an end-of-text token."),
+        click.option("--json-schema", metavar="JSON|FILE", help="The answer is JSON of this schema."),
+        click.option("--regex", metavar="REGEX", help="The answer matches this regular expression."),
+        click.option("--grammar", metavar="FILE", help="The answer is a text of this grammar, Lark or GBNF."),
     ]
     return collect(command, flags, "params", _make_sampling_params)
 
@@ -258,8 +261,18 @@ def _make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
 
 def _make_sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """The command line is greedy unless told otherwise."""
+    values = dict(given)
+    wanted = {name: values.pop(name) for name in ("json_schema", "regex", "grammar") if name in values}
+    if len(wanted) > 1:
+        raise click.UsageError("--json-schema, --regex and --grammar say each what the answer is; give one of them")
+    schema = wanted.get("json_schema")
+    if schema is not None and not schema.lstrip().startswith("{"):
+        wanted["json_schema"] = read_text(schema)
+    if "grammar" in wanted:
+        wanted["grammar"] = read_text(wanted["grammar"])
     try:
-        return SamplingParams(**{"temperature": 0.0, **given})
+        structured_outputs = StructuredOutputs(**wanted) if wanted else None
+        return SamplingParams(**{"temperature": 0.0, **values}, structured_outputs=structured_outputs)
     except ParameterError as error:
         flag = "--" + error.field.replace("_", "-")
         raise click.UsageError(flag + str(error).removeprefix(error.field)) from error

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from foredraft.algo.lengths import worth_growing
 from foredraft.drafters.base import DraftNeeds
 from foredraft.drafters.calibration import BatchCost, Calibration
-from foredraft.errors import NumericalError
+from foredraft.errors import NoTokenError, NumericalError
 from foredraft.kvcache.blocks import BlockPool, SlotTable
 from foredraft.models.base import LanguageModel, Rows
 from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
@@ -135,6 +135,8 @@ class ModelDrafter:
     def _draw(self, chain: _Chain, logits: Array) -> None:
         try:
             chain.draw(logits)
+        except NoTokenError:  # what the grammar allows is not in this head
+            chain.is_over = True
         except NumericalError as error:
             chain.state.has_failed = True
             logger.warning("%s drafts no more for this request: %s", self._model.name, error)
@@ -143,6 +145,7 @@ class ModelDrafter:
         num_drawn = len(chain.tokens)
         return (
             not chain.state.has_failed
+            and not chain.is_over
             and num_drawn < max(chain.request.num_tokens, 1)
             and len(chain.request.seq.tokens) + num_drawn <= self._model.max_model_len
         )
@@ -223,6 +226,7 @@ class _Chain:
         self.tokens: list[int] = []
         self.confidences: list[float] = []
         self.reach, self.gain = 1.0, 0.0  # the chance that all is accepted; expected accepted tokens
+        self.is_over = False  # nothing can follow
         self._probs: NDArray[np.float32] | None = None
         if not request.seq.params.is_coupled:
             self._probs = np.empty((request.num_tokens, vocab_size), np.float32)
@@ -237,13 +241,16 @@ class _Chain:
 
     def draw(self, logits: Array) -> None:
         probs = None if self._probs is None else self._probs[len(self.tokens)]
-        token, probability = self.request.seq.sampler.draw(logits, self.tokens, probs)
+        seq = self.request.seq
+        mask = seq.grammar.mask(self.tokens) if seq.grammar is not None else None
+        token, probability = seq.sampler.draw(logits, self.tokens, probs, mask)
         bucket = bisect_right(EDGES, probability)
         self.tokens.append(token)
         self.state.buckets.append(bucket)
         self.confidences.append(self.state.by_probability.estimate(bucket))
         self.reach *= self.confidences[-1]
         self.gain += self.reach
+        self.is_over = seq.grammar is not None and seq.grammar.is_complete(self.tokens)
 
     def draft(self, source: str) -> Draft:
         probs = None if self._probs is None else self._probs[: len(self.tokens)]

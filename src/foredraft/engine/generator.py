@@ -16,6 +16,7 @@ from foredraft.drafters.base import Drafter
 from foredraft.engine.controller import Controller
 from foredraft.engine.costs import MAX_ROWS, measure_pass_costs
 from foredraft.engine.detokenize import Detokenizer
+from foredraft.engine.grammar import GrammarCompiler
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import EngineSnapshot, Round
@@ -67,6 +68,7 @@ class Generator:
             raise ParameterError("max_num_batched_tokens", "must be at least 1")
         self.model = model
         self.tokenizer = tokenizer
+        self._grammars = GrammarCompiler(tokenizer, model.vocab_size)
         self._method: RejectionMethod = rejection_sample_method
         self._native = native  # the C++ samplers, for a model whose logits are float32 numpy arrays
         self._load_s = load_s
@@ -191,6 +193,8 @@ class Generator:
         for name in params.drafters or ():
             if name not in known:
                 raise ParameterError("drafters", f"names {name!r}; this engine has {', '.join(known) or 'none'}")
+        wanted = params.structured_outputs
+        grammar = self._grammars.compile(wanted) if wanted is not None else None
         request_id = next(self._request_ids)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
@@ -217,6 +221,7 @@ class Generator:
                 stop_ids=stop_ids,
                 prediction=prediction,
                 table=SlotTable(self.engine.pool, cache_salt),
+                grammar=grammar.fork() if grammar is not None else None,
             )
             for index in range(params.n)
         ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 from foredraft.algo.sampler import Sampler
 from foredraft.engine.detokenize import Detokenizer
+from foredraft.engine.grammar import Grammar
 from foredraft.engine.stats import RequestStats
 from foredraft.errors import ForedraftError
 from foredraft.kvcache.blocks import SlotTable
@@ -38,6 +39,7 @@ class Sequence:
         stop_ids: Collection[int],
         prediction: SequenceOf[int],
         table: SlotTable,
+        grammar: Grammar | None = None,
     ) -> None:
         self.id = id
         self.request_id = request_id
@@ -49,6 +51,7 @@ class Sequence:
         self.sampler = sampler
         self.detokenizer = detokenizer
         self.prediction = prediction
+        self.grammar = grammar  # stands after the committed output
         self.stop_ids = stop_ids
         self.origins: list[str] = []
         self.logprobs: list[TokenLogprob] = []
@@ -121,5 +124,7 @@ class Sequence:
         if token in self.stop_ids and may_stop:
             return "stop"
         if self.detokenizer.feed(token, may_stop=may_stop):
+            return "stop"
+        if self.grammar is not None and self.grammar.advance(token):
             return "stop"
         return "length" if self.num_remaining <= 0 else None

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
 
+from foredraft.algo.masks import cut_draft, masks_along
 from foredraft.drafters.base import Drafter
 from foredraft.engine.controller import Controller
 from foredraft.engine.scheduler import Planned, Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import Round
-from foredraft.errors import NumericalError
+from foredraft.errors import NoTokenError, NumericalError
 from foredraft.kvcache.blocks import BlockPool
 from foredraft.models.base import LanguageModel, Rows
-from foredraft.types import NO_DRAFT, TARGET, Array, Draft, DraftRequest, SequenceView, Verdict
+from foredraft.types import NO_DRAFT, TARGET, Array, Draft, DraftRequest, SequenceView, TokenGrammar, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class Engine:
             answers = drafter.propose(requests)
             self.controller.observe_draft(drafter, answers, perf_counter() - began)
             later, num_unsettled = self.drafters[i + 1 :], len(unsettled)
-            for request, draft in zip(requests, answers, strict=True):
+            for request, answer in zip(requests, answers, strict=True):
+                draft = _legal_part(answer, request.seq.grammar)
                 if draft.tokens:
                     drafts[request.seq.id] = draft
                 if self.controller.settle(drafter, draft, request, later, num_unsettled):
@@ -150,7 +152,8 @@ class Engine:
     def _verify(self, seq: Sequence, rows: Rows, draft: Draft, logits: Array, hidden: Array | None) -> int:
         """Returns how many tokens came."""
         try:
-            verdict = seq.sampler.verify(logits, draft)
+            masks = masks_along(draft, seq.grammar) if seq.grammar is not None else None
+            verdict = seq.sampler.verify(logits, draft, masks)
         except NumericalError as error:
             seq.error, seq.finish_reason = error, "abort"
             return 0
@@ -175,6 +178,15 @@ class Engine:
         for drafter in self._readers.get(seq.id, ()):
             drafter.observe(seq, draft, verdict, hidden)
         return num_new
+
+
+def _legal_part(draft: Draft, grammar: TokenGrammar | None) -> Draft:
+    if grammar is None or not draft.tokens:
+        return draft
+    try:
+        return cut_draft(draft, grammar)
+    except NoTokenError:
+        return NO_DRAFT  # verification meets the same end, and tells
 
 
 def _make_round(
