@@ -20,7 +20,7 @@ from foredraft.errors import NumericalError
 from foredraft.server.metrics import RequestTraits, RollingRate, ServerMetrics
 from foredraft.testing import ByteTokenizer, TinyModel
 from foredraft.types import Chunk, Completion, SamplingParams, SpeculationStats, Timing, Usage
-from tests.server.serving import PATIENCE, Server, connect, running_server
+from tests.server.serving import PATIENCE, GatedGenerator, Server, connect, running_server
 
 IDLE = EngineSnapshot(0, 0, 0, 0.0, 0, 0)
 TRAITS = RequestTraits(num_prompt_tokens=7, is_chat=True, temperature=0.0)
@@ -270,6 +270,22 @@ def test_a_refused_request_is_no_aborted_one() -> None:
             wait_until(lambda: bool(server.generator.has_unfinished))
         server.generator.gate.set()
         wait_until(lambda: scraped(server, "request_success_total", finished_reason="abort") == 1)
+
+
+def test_a_server_with_the_wrong_draft_raises_the_alarm() -> None:
+    target, stranger = (
+        TinyModel(vocab_size=272, max_model_len=512, num_blocks=160, kinship=8.0, language=language, seed=language)
+        for language in (0, 5)
+    )
+    drafters = [ModelDrafter("model", stranger, 272)]
+    wrong = GatedGenerator(target, ByteTokenizer(), drafters, adaptive=False, native=False)
+    with running_server(wrong) as server:
+        for i in range(20):
+            server.complete(f"question {i}", temperature=0, max_tokens=20, ignore_eos=True)
+        assert scraped(server, "spec_decode_acceptance_alarm", drafter="model", kind="low") == 1
+        text = server.client.get("/metrics").text
+    (cause,) = re.findall(r'spec_decode_acceptance_alarms_total{cause="(\w+)"', text)
+    assert cause in ("drafter", "tokenizer")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -385,6 +385,26 @@ def test_what_is_sent(server: TalkativeServer, open_page: Opener) -> None:
     ]
 
 
+def test_the_page_follows_the_text_unless_one_reads_elsewhere(server: TalkativeServer, open_page: Opener) -> None:
+    page = open_page(server)
+    lines = "line\n" * 100
+    script(page, [chunk(lines, [lines], ["target"]), END])
+    ask(page, "x")
+    wait_for_answers(page)
+    at_end = "document.documentElement.scrollTop + innerHeight >= document.documentElement.scrollHeight - 2"
+    assert page.evaluate(at_end)
+    page.get_by_label("Most tokens").fill("400")
+    page.unroute("**/v1/chat/completions")
+    server.generator.pause_after(4)
+    page.get_by_role("button", name="Again, plain").click()
+    expect(page.locator("article").nth(1).locator(".token").nth(1)).to_be_attached()
+    assert page.evaluate(at_end)
+    page.evaluate("document.documentElement.scrollTop = 0")
+    server.generator.resume()
+    wait_for_answers(page, 2)
+    assert page.evaluate("document.documentElement.scrollTop") == 0
+
+
 def test_an_error_is_told_where_the_answer_would_be(server: TalkativeServer, open_page: Opener) -> None:
     page = open_page(server)
     script(page, [chunk("par", ["par"], ["target"]), {"error": {"message": "the engine broke down"}}])

@@ -57,6 +57,7 @@ async function send(text) {
 async function ask(question, options, other = null) {
   const view = new AnswerView(options);
   chat.append(view.root);
+  scrollToEnd();
   running = new AbortController();
   showRunning(true);
   const result = { text: "", isWhole: false, figures: view.figures, options };
@@ -114,11 +115,12 @@ class AnswerView {
   }
 
   finish(verdict) {
+    const isAtEnd = atEnd();
     this.#writer.flush();
     this.root.setAttribute("aria-busy", "false");
     this.#show();
     if (verdict) this.#panel.append(element("p", "verdict", verdict));
-    scrollToEnd();
+    if (isAtEnd) scrollToEnd();
   }
 
   /** A button that asks the same once more, the other way. */
@@ -131,8 +133,9 @@ class AnswerView {
       start(options);
       byId("stop").focus();
     });
+    const isAtEnd = atEnd();
     this.#panel.append(button);
-    scrollToEnd();
+    if (isAtEnd) scrollToEnd();
   }
 
   #showSoon() {
