@@ -120,3 +120,10 @@ def test_drafters_read_prompts_only_where_they_would_draft() -> None:
     assert not many.controller.is_promising(many.seqs[0], many.drafter)
     excluded = World(flat_to_eight, [0.8], params=SamplingParams(drafters=()))
     assert not excluded.controller.is_promising(excluded.seqs[0], excluded.drafter)
+
+
+def test_a_load_that_was_timed_on_a_busy_machine_is_overcome() -> None:
+    world = World(flat_to_eight, [0.85])
+    world.controller._costs._seconds[1:] *= 5
+    world.rate(300)
+    assert world.rate(200) > 1.8 * world.plain_rate()

@@ -22,10 +22,10 @@ CONTEXTS, CONTEXT_ROWS = (0, 512, 2048), 8
 #: Where the lines beyond the last timed point end: past all that happens.
 FAR = 1 << 24
 
-#: How much of what a pass over other rows showed each pass forgets.
-FORGETTING = 0.004
-#: Counts that were not seen for long may have become cheaper by this factor: enough to try them if little is missing.
-LEAST_HOPE = 0.9
+#: How far an observation moves the mean: a pass cannot be faster than it is, but many things make it slower.
+FASTER, SLOWER = 0.5, 0.08
+#: What a count that is not seen is hoped to be cheaper by, with each pass; less after each disappointment.
+IMPATIENCE, LEAST_IMPATIENCE = 0.004, 0.00025
 #: Seconds that timing may take at load, if more than MIN_REPEATS rounds would fit, up to MAX_REPEATS.
 TIMING_BUDGET_S = 0.15
 MIN_REPEATS, MAX_REPEATS = 2, 6
@@ -38,8 +38,8 @@ class PassCosts:
     (a line, or one that flattens where layers have windows) whose height is followed.
 
     What one count shows is also evidence for the others (the machine is busy): an observation scales all counts a
-    little and its own the most, and the context by its part in the pass. Counts that are not seen drift back to the
-    ratios found at load, and a little below, so that a cost overestimated once is tried again some day.
+    little and its own the most, and the context by its part in the pass. Counts that are not seen are hoped to have
+    become cheaper, so that a cost overestimated once is tried again some day.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class PassCosts:
     ) -> None:
         """seconds [len(ROWS)]: without context; context_s: what so many cached tokens add to one row."""
         self._seconds = np.array(seconds, np.float64)
-        self._at_load = self._seconds.copy()
-        self._hope = np.ones(len(ROWS))
+        self._hope = np.ones(len(ROWS))  # factor of what counts may cost that were not seen for long
+        self._impatience = np.full(len(ROWS), IMPATIENCE)
         slope = (context_s[-1] - context_s[-2]) / (contexts[-1] - contexts[-2]) if len(contexts) > 1 else 0.0
         self._contexts = np.array([*contexts, FAR], np.float64)
         self._context_s = np.array([*context_s, context_s[-1] + slope * (FAR - contexts[-1])], np.float64)
@@ -74,17 +74,20 @@ class PassCosts:
         if num_rows > MAX_ROWS:
             return
         base = float(_between(num_rows, self._seconds))
-        total = base + sum(count * self.row_s(context) for count, context in shares)
-        excess = min(max(seconds / total, 0.5), 2.0) - 1  # one hiccup must not mislead
+        context_s = sum(count * self.row_s(context) for count, context in shares)
+        excess = min(max(seconds / (base + context_s), 0.2), 2.0) - 1  # one hiccup must not mislead
         closeness = 1.0 / (1.0 + np.abs(np.array(ROWS) - num_rows))
-        self._seconds *= 1 + excess * (0.02 + 0.08 * closeness) * (base / total)
-        self._context_s *= 1 + excess * 0.1 * (1 - base / total)
-        here = _between(num_rows, self._seconds)
-        usual = self._at_load * (here / _between(num_rows, self._at_load))
-        unseen = np.ones(len(ROWS), bool)
-        unseen[bisect_right(ROWS, num_rows) - 1 : bisect_left(ROWS, num_rows) + 1] = False
-        self._seconds += np.where(unseen, FORGETTING * (usual - self._seconds), 0.0)
-        self._hope = np.where(unseen, np.maximum(self._hope * (1 - FORGETTING), LEAST_HOPE), 1.0)
+        own = FASTER if excess < 0 else SLOWER
+        is_cheaper = seconds < self.base_s(num_rows) + context_s
+        self._seconds *= 1 + excess * (0.02 + own * closeness) * base / (base + context_s)
+        self._context_s *= 1 + excess * 0.1 * context_s / (base + context_s)
+        seen = np.zeros(len(ROWS), bool)
+        seen[bisect_right(ROWS, num_rows) - 1 : bisect_left(ROWS, num_rows) + 1] = True
+        self._hope *= np.where(seen, 1.0, 1 - self._impatience)
+        if not is_cheaper:
+            disappointed = seen & (self._hope < 1)
+            self._impatience[disappointed] = np.maximum(self._impatience[disappointed] / 2, LEAST_IMPATIENCE)
+            self._hope[seen] = 1.0
 
 
 def _between(num_rows: NDArray[np.int64] | int, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -94,18 +97,25 @@ def _between(num_rows: NDArray[np.int64] | int, seconds: NDArray[np.float64]) ->
 
 
 def measure_pass_costs(model: LanguageModel, blocks: Sequence[int]) -> PassCosts:
-    """Time the model on idle blocks of its own cache: the best of some rounds after a warm-up."""
+    """Time the model on idle blocks of its own cache: the best of some rounds after a warm-up.
+
+    Contexts are timed again only where that fits into the budget too.
+    """
     table = np.array(blocks, np.int32)
     counts = [n for n in TIMED_ROWS if n <= min(model.max_model_len, len(blocks) * BLOCK_SIZE)]
     longest = max(0, model.max_model_len - CONTEXT_ROWS) // BLOCK_SIZE * BLOCK_SIZE
     contexts = sorted({min(context, longest) for context in CONTEXTS})
-    _time(model, table, counts[-1])
+    _time(model, table, 1)
     began = perf_counter()
     rounds: list[list[float]] = []
     attention: list[list[float]] = []
-    while len(rounds) < MIN_REPEATS or (len(rounds) < MAX_REPEATS and perf_counter() - began < TIMING_BUDGET_S):
+    while True:
+        has_time = perf_counter() - began < TIMING_BUDGET_S
+        if len(rounds) >= (MAX_REPEATS if has_time else MIN_REPEATS):
+            break
         rounds.append([_time(model, table, n) for n in counts])
-        attention.append([_time_attention(model, table, context) for context in contexts])
+        if has_time:
+            attention.append([_time_attention(model, table, context) for context in contexts])
     seconds = np.min(rounds, axis=0).tolist()
     seconds += [seconds[-1] * n / counts[-1] for n in ROWS[len(counts) :]]
     fastest = np.min(attention, axis=0)
