@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from foredraft.cli.options import EngineOptions, engine_options, sampling_options
+from foredraft.cli.serve import command as serve
 from foredraft.cli.speculative_config import SpeculativeConfig, parse_speculative_config
 from foredraft.engine.llm import LLM
 from foredraft.errors import ParameterError
@@ -104,8 +105,10 @@ def test_the_defaults_are_those_of_the_library() -> None:
 
 def test_no_field_of_the_engine_is_out_of_reach() -> None:
     flags = {parameter.name for parameter in show.params}
-    unreachable = {field.name for field in fields(EngineOptions)} - flags
+    every = {field.name for field in fields(EngineOptions)}
+    unreachable = every - flags
     by_config = {"prompt_lookup_min", "prompt_lookup_max"}  # --speculative-config has them
+    assert every - {parameter.name for parameter in serve.params} == by_config
     assert unreachable == by_config | {
         "max_num_seqs",
         "max_num_batched_tokens",

@@ -89,6 +89,7 @@ def test_the_second_identical_prompt_reuses_its_cache_and_accepts_as_much() -> N
     assert gen.model.rows_per_pass[-1] <= 5
     prompt_rows = [r for r in gen.model.rows_per_pass if r > 16]
     assert len(prompt_rows) <= 4  # three of the load's timing, one prompt
+    assert gen.snapshot().prefix_cache_hits == 32
 
 
 def test_origins_name_each_token() -> None:

@@ -155,7 +155,8 @@ class SlotTable:
         return len(blocks) * BLOCK_SIZE
 
     def can_reserve(self, num_slots: int) -> bool:
-        return num_blocks_for(num_slots) - len(self.blocks) <= self._pool.num_free
+        owned = len(self.blocks)
+        return num_slots <= owned * BLOCK_SIZE or num_blocks_for(num_slots) - owned <= self._pool.num_free
 
     def reserve(self, num_slots: int) -> NDArray[np.int32]:
         """Have blocks for at least `num_slots` slots; the block table."""
