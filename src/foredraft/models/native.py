@@ -102,6 +102,10 @@ class NativeModel:
     def hidden_states(self) -> NDArray[np.float32]:
         return self._decoder.hidden_states()
 
+    def profile(self) -> dict[str, float]:
+        """Seconds that each stage of the last pass took, summed over layers. `_native.pyi` names the stages."""
+        return self._decoder.profile()
+
     def move_slots(self, block_table: NDArray[np.int32], source: Sequence[int], target: Sequence[int]) -> None:
         self._decoder.move_slots(
             self._cache, block_table, np.array(source, dtype=np.int32), np.array(target, dtype=np.int32)
