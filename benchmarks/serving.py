@@ -55,6 +55,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2, help="prompts of each kind")
     parser.add_argument("--tokens", type=int, default=128)
     args = parser.parse_args()
+    asyncio.run(measure(args))
+
+
+async def measure(args: argparse.Namespace) -> None:
     tokenizer = Tokenizer(read_gguf(resolve(args.model)).metadata)
     prompts = list(mixed(args.limit))
     servers = [parse_server(text) for text in args.servers]
@@ -63,7 +67,7 @@ def main() -> None:
     for concurrency in map(int, args.concurrency.split(",")):
         for server in servers:
             began = perf_counter()
-            answers = asyncio.run(load(server, prompts, concurrency, args.tokens, tokenizer))
+            answers = await load(server, prompts, concurrency, args.tokens, tokenizer)
             print_level(concurrency, server, answers, perf_counter() - began)
 
 
