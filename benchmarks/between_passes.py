@@ -45,7 +45,7 @@ def main() -> None:
     print("| drafter | rounds | a round, ms | between passes, ms | 90 % of rounds below | share |")
     print("|---|---|---|---|---|---|")
     for drafter in args.drafters.split(","):
-        with LLM(args.model, drafter, max_model_len=4096, max_num_prefixes=0) as llm:
+        with LLM(args.model, drafter, max_model_len=4096, enable_prefix_caching=False) as llm:
             rounds, between = time_rounds(llm, clock, args.tokens)
         share = sum(between) / sum(rounds)
         print(
