@@ -2,7 +2,7 @@
 
     event loop                        engine thread
     submit, close ──► inbox ────────► Generator.submit, Generator.abort      between two steps
-    AnswerStreams ◄── one call ◄───── Generator.step                         one report a step
+    AnswerStreams ◄── one call ◄───── Generator.step                         for all chunks of a step
 
 Only messages cross. What belongs to the loop (streams, state) the thread never touches; the thread's generator the loop
 uses only for what cannot change: its tokenizer and the sizes of its model.
@@ -102,6 +102,16 @@ class AsyncEngine:
         """The load after the last step."""
         return self._snapshot
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait, those included that the engine has not seen yet."""
+        return self._snapshot.num_waiting + self._num_sent
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is open."""
+        return not self._open
+
     async def submit(
         self,
         prompts: SequenceOf[SequenceOf[int]],
@@ -115,9 +125,8 @@ class AsyncEngine:
         Raises ParameterError, PromptTooLongError, QueueFullError, EngineUnavailableError, EngineFailedError.
         """
         self._refuse_unless("ready")
-        num_waiting = self._snapshot.num_waiting + self._num_sent
-        if num_waiting >= self._max_num_waiting:
-            raise QueueFullError(f"{num_waiting} requests wait already; try again in a moment")
+        if self.num_waiting >= self._max_num_waiting:
+            raise QueueFullError(f"{self.num_waiting} answers wait already; try again in a moment")
         num_choices = len(prompts) * params.n
         stream = AnswerStream(num_choices, observer, self._loop.create_future(), self._close)
         self._num_sent += num_choices
@@ -295,13 +304,16 @@ class _Abort:
 _Command = _Submit | _Abort | None  # None: end
 
 
-@dataclass(slots=True)
+_Answered = tuple[AnswerStream, ForedraftError | None]  # whether a submission was taken, and why not
+
+
+@dataclass(frozen=True, slots=True)
 class _Report:
-    """What the thread tells the loop after each step."""
+    """What the thread tells the loop after each step, and before it of what was submitted."""
 
     generator: Generator | None = None  # it has just been loaded
     failure: BaseException | None = None  # and no further report will come
-    answered: list[tuple[AnswerStream, ForedraftError | None]] = field(default_factory=list)
+    answered: list[_Answered] = field(default_factory=list)
     chunks: list[tuple[AnswerStream, Chunk]] = field(default_factory=list)
     snapshot: EngineSnapshot | None = None
 
@@ -330,19 +342,19 @@ class _Worker:
             generator = self._load()
             self.when_loaded(generator)
             self._post(_Report(generator=generator))
-            while (report := self._obey(generator)) is not None:
-                report.chunks = self._step(generator)
-                report.snapshot = generator.snapshot()
-                self._post(report)
+            while (answered := self._obey(generator)) is not None:
+                if answered:  # a request learns that it is well-formed before the pass, which may be long
+                    self._post(_Report(answered=answered, snapshot=generator.snapshot()))
+                self._post(_Report(chunks=self._step(generator), snapshot=generator.snapshot()))
             generator.close()
         except Exception as error:
             if not isinstance(error, ForedraftError):
                 logger.exception("the engine broke down")
             self._post(_Report(failure=error))
 
-    def _obey(self, generator: Generator) -> _Report | None:
+    def _obey(self, generator: Generator) -> list[_Answered] | None:
         """Carries out what came in, and waits for it if there is nothing to compute. None: it is over."""
-        report = _Report()
+        answered: list[_Answered] = []
         must_wait = not generator.has_unfinished
         if must_wait:
             generator.engine.check_integrity()
@@ -354,8 +366,8 @@ class _Worker:
             if isinstance(command, _Abort):
                 self._abort(generator, command.stream)
             else:
-                report.answered.append((command.stream, self._submit(generator, command)))
-        return report
+                answered.append((command.stream, self._submit(generator, command)))
+        return answered
 
     def _submit(self, generator: Generator, command: _Submit) -> ForedraftError | None:
         """All prompts or none. Returns why not."""
