@@ -56,6 +56,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls[0].function"),
         ({"speculation": {"enabled": "no"}}, "speculation.enabled"),
         ({"speculation": {"length": 3}}, "speculation.length"),
+        ({"speculation": {"drafters": ["nobody"]}}, "speculation.drafters"),
         ({"speculation": {"num_speculative_tokens": 65}}, "speculation.num_speculative_tokens"),
         ({"prediction": {"type": "guess", "content": "x"}}, "prediction.type"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),

@@ -52,6 +52,9 @@ _FAILURES: Mapping[type[ForedraftError], Failure] = {
     EngineUnavailableError: Failure(503, "service_unavailable", "service_unavailable", may_retry=True),
 }
 
+#: Fields that clients know by another name than the engine.
+_CLIENT_NAMES = {"drafters": "speculation.drafters"}
+
 _OF_STATUS = {
     401: Failure(401, code="invalid_api_key"),
     404: Failure(404, code="not_found"),
@@ -79,7 +82,9 @@ def status_response(status: int, message: str) -> JSONResponse:
 def describe(error: ForedraftError) -> tuple[str, Failure, str | None]:
     """Message, kind and the field that is to blame."""
     failure = next((failure for kind, failure in _FAILURES.items() if isinstance(error, kind)), INTERNAL)
-    return str(error), failure, error.field if isinstance(error, ParameterError) else None
+    if isinstance(error, ParameterError):
+        return str(error), failure, _CLIENT_NAMES.get(error.field, error.field)
+    return str(error), failure, None
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -82,6 +82,7 @@ def _make_params(body: GenerationRequest, own: Mapping[str, Any], names: Mapping
     if body.speculation is not None:
         options = body.speculation
         given["num_speculative_tokens"] = options.num_speculative_tokens if options.enabled else 0
+        given["drafters"] = options.drafters
     try:
         return SamplingParams(**given, **own)
     except ParameterError as error:
