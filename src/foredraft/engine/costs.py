@@ -80,7 +80,7 @@ class PassCosts:
         own = FASTER if excess < 0 else SLOWER
         is_cheaper = seconds < self.base_s(num_rows) + context_s
         self._seconds *= 1 + excess * (0.02 + own * closeness) * base / (base + context_s)
-        self._context_s *= 1 + excess * 0.1 * context_s / (base + context_s)
+        self._context_s *= 1 + excess * (0.02 + own) * context_s / (base + context_s)
         seen = np.zeros(len(ROWS), bool)
         seen[bisect_right(ROWS, num_rows) - 1 : bisect_left(ROWS, num_rows) + 1] = True
         self._hope *= np.where(seen, 1.0, 1 - self._impatience)
