@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FIELD = "structured_outputs"
 #: White space between the parts of JSON: enough for an indented line, and no endless run of blanks.
-_JSON_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
+JSON_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -190,7 +190,7 @@ def _translate(wanted: StructuredOutputs) -> str:
         if wanted.grammar is not None:
             return grammar_from("grammar", wanted.grammar)
         schema = _ANY_OBJECT if wanted.json_schema is None else wanted.json_schema
-        return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _JSON_BLANKS})
+        return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": JSON_BLANKS})
     except ValueError as error:
         raise ParameterError(_FIELD, f"cannot be read: {_first_words(str(error))}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -16,12 +17,14 @@ from foredraft.server.answers import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatLogprobs,
-    MessageReport,
 )
+from foredraft.server.constraints import ToolUse, wanted_format, wanted_text
 from foredraft.server.generation import respond
+from foredraft.server.messages import MessageReader, MessageShape
 from foredraft.server.prompts import chat_prompt
 from foredraft.server.protocol import ChatCompletionRequest
-from foredraft.server.sampling import chat_params
+from foredraft.server.reasoning import thinking_after
+from foredraft.server.sampling import blamed, chat_params
 from foredraft.server.service import service_of
 from foredraft.server.tokens import chat_logprobs
 from foredraft.types import Chunk, Completion, TokenLogprob
@@ -31,35 +34,52 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     """Answers a chat, at once or as a stream of events."""
     service = service_of(request)
     service.model_name(body.model)
+    tokenizer = service.tokenizer
+    tools = ToolUse.of(body, tokenizer.chat_template)
     params = chat_params(body, service.config.max_completion_tokens)
-    prompt = await chat_prompt(service.tokenizer, body)
-    return await respond(request, body, ChatForm(service.tokenizer), [prompt], params)
+    chat = body.model_copy(update={"tools": None}) if body.tool_choice == "none" else body
+    prompt = await chat_prompt(tokenizer, chat)
+    thinking = thinking_after(tokenizer, prompt)
+    with blamed(_constraint_field(body)):
+        params = replace(params, structured_outputs=wanted_text(wanted_format(body), tools, thinking))
+        form = ChatForm(tokenizer, MessageShape(thinking, tools, body.include_reasoning is not False))
+        return await respond(request, body, form, [prompt], params)
+
+
+def _constraint_field(body: ChatCompletionRequest) -> dict[str, str]:
+    """Whom to blame for a grammar that cannot be."""
+    has_format = body.response_format is not None and body.response_format.type != "text"
+    field = "structured_outputs" if body.structured_outputs else "response_format" if has_format else "tools"
+    return {"structured_outputs": field}
 
 
 class ChatForm:
     id_prefix = "chatcmpl"
     is_chat = True
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, shape: MessageShape) -> None:
         self._tokenizer = tokenizer
+        self._shape = shape
+        self._readers: dict[int, MessageReader] = {}  # of each choice that is streamed
 
     def make_choice(self, completion: Completion) -> ChatChoice:
+        reader = MessageReader(self._shape)
+        message = reader.whole(completion.text)
         return ChatChoice(
             index=completion.index,
-            message=MessageReport(role="assistant", content=completion.text),
+            message=message,
             logprobs=self._logprobs(completion.logprobs),
-            finish_reason=completion.finish_reason,
+            finish_reason=reader.finish_reason(completion.finish_reason),
         )
 
     def make_piece(self, chunk: Chunk, texts: Sequence[str], *, is_first: bool) -> ChatChunkChoice:
-        delta = MessageReport(content=chunk.text)
-        if is_first:
-            delta.role = "assistant"
+        reader = self._readers.setdefault(chunk.index, MessageReader(self._shape))
+        delta = reader.piece(chunk.text, is_first=is_first, is_last=chunk.finish_reason is not None)
         return ChatChunkChoice(
             index=chunk.index,
             delta=delta,
             logprobs=self._logprobs(chunk.logprobs),
-            finish_reason=chunk.finish_reason,
+            finish_reason=reader.finish_reason(chunk.finish_reason),
         )
 
     def make_answer(self, choices: Sequence[Any], head: dict[str, Any], *, is_chunk: bool) -> Answer:

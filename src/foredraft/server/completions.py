@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -11,10 +12,11 @@ from starlette.responses import Response
 
 from foredraft.models.base import TextTokenizer
 from foredraft.server.answers import Answer, TextChoice, TextCompletion
+from foredraft.server.constraints import wanted_format
 from foredraft.server.generation import respond
 from foredraft.server.prompts import text_prompts
 from foredraft.server.protocol import CompletionRequest
-from foredraft.server.sampling import completion_params
+from foredraft.server.sampling import blamed, completion_params
 from foredraft.server.service import service_of
 from foredraft.server.tokens import TokenTexts, completion_logprobs, decode
 from foredraft.types import Chunk, Completion
@@ -27,7 +29,9 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     params = completion_params(body, service.config.max_completion_tokens)
     prompts = await text_prompts(service.tokenizer, body)
     echoes = [decode(service.tokenizer, prompt) if body.echo else "" for prompt in prompts]
-    return await respond(request, body, TextForm(service.tokenizer, echoes, params.n), prompts, params)
+    form = TextForm(service.tokenizer, echoes, params.n)
+    with blamed({"structured_outputs": "structured_outputs" if body.structured_outputs else "response_format"}):
+        return await respond(request, body, form, prompts, replace(params, structured_outputs=wanted_format(body)))
 
 
 class TextForm:

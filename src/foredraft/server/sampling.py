@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from foredraft.errors import ParameterError
@@ -83,8 +84,15 @@ def _make_params(body: GenerationRequest, own: Mapping[str, Any], names: Mapping
         options = body.speculation
         given["num_speculative_tokens"] = options.num_speculative_tokens if options.enabled else 0
         given["drafters"] = options.drafters
-    try:
+    with blamed(names):
         return SamplingParams(**given, **own)
+
+
+@contextmanager
+def blamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors tell of the client's fields. names: the engine's -> the client's."""
+    try:
+        yield
     except ParameterError as error:
         name = names.get(error.field, error.field)
         raise ParameterError(name, str(error).removeprefix(error.field + " ")) from error
