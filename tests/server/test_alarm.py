@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.server.alarm import NUM_RECENT, AcceptanceAlarm, Alarm, Answer
+from foredraft.server.alarm import DROP_SHARE, NUM_RECENT, AcceptanceAlarm, Alarm, Answer
 
 Rng = np.random.Generator
 FLOOR = 0.25
@@ -109,6 +109,18 @@ def test_a_drop_that_stays_becomes_usual_and_can_be_left_again() -> None:
     assert [(a.kind, a.is_on) for _, a in got] == [("drop", True), ("drop", False), ("drop", True)]
     assert "usual from now on" in got[1][1].message
     assert 600 <= got[2][0] < 600 + NUM_RECENT
+
+
+def test_a_drop_below_the_floor_is_one_alarm_and_never_usual() -> None:
+    """It has been better, so the drafter is made for the target."""
+    [(_, alarm)] = run(same(0.7, 100) + same(0.02, 600))
+    assert (alarm.kind, alarm.is_on) == ("drop", True)
+
+
+def test_an_alarm_does_not_flicker_at_its_limit() -> None:
+    at_limit = same(0.7 * DROP_SHARE, 200)
+    got = [alarm for _, alarm in run(same(0.7, 100) + same(0.2, 20) + at_limit)]
+    assert [(a.kind, a.is_on) for a in got] == [("drop", True)]
 
 
 def test_wavering_around_the_limit_does_not_flood_the_log() -> None:

@@ -101,26 +101,26 @@ class AnswerView {
   add(text, speculation, now) {
     const tokens = speculation?.tokens ?? [];
     const origins = speculation?.origins ?? [];
-    const isAtEnd = atEnd();
-    for (const [piece, origin] of this.#attribution.split(text, tokens, origins)) this.#writer.write(piece, origin);
+    followEnd(() => {
+      for (const [piece, origin] of this.#attribution.split(text, tokens, origins)) this.#writer.write(piece, origin);
+    });
     this.figures.add(origins, speculation?.num_draft_tokens ?? 0, now);
     this.#showSoon();
-    if (isAtEnd) scrollToEnd();
   }
 
   fail(message) {
     const fault = element("p", "fault", message);
     fault.setAttribute("role", "alert");
-    this.#text.append(fault);
+    followEnd(() => this.#text.append(fault));
   }
 
   finish(verdict) {
-    const isAtEnd = atEnd();
-    this.#writer.flush();
     this.root.setAttribute("aria-busy", "false");
-    this.#show();
-    if (verdict) this.#panel.append(element("p", "verdict", verdict));
-    if (isAtEnd) scrollToEnd();
+    followEnd(() => {
+      this.#writer.flush();
+      this.#show();
+      if (verdict) this.#panel.append(element("p", "verdict", verdict));
+    });
   }
 
   /** A button that asks the same once more, the other way. */
@@ -133,9 +133,7 @@ class AnswerView {
       start(options);
       byId("stop").focus();
     });
-    const isAtEnd = atEnd();
-    this.#panel.append(button);
-    if (isAtEnd) scrollToEnd();
+    followEnd(() => this.#panel.append(button));
   }
 
   #showSoon() {
@@ -143,7 +141,7 @@ class AnswerView {
     this.#isDue = true;
     requestAnimationFrame(() => {
       this.#isDue = false;
-      if (this.root.getAttribute("aria-busy") === "true") this.#show();
+      if (this.root.getAttribute("aria-busy") === "true") followEnd(() => this.#show());
     });
   }
 
@@ -210,9 +208,12 @@ function showRunning(isRunning) {
   if (hadFocus) byId(isRunning ? "stop" : "send").focus();
 }
 
-function atEnd() {
+/** Makes a change, and keeps the end in view if it was. */
+function followEnd(change) {
   const page = document.documentElement;
-  return page.scrollHeight - page.scrollTop - page.clientHeight < 80;
+  const isAtEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 40;
+  change();
+  if (isAtEnd) scrollToEnd();
 }
 
 function scrollToEnd() {
