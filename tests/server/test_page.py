@@ -324,6 +324,20 @@ def test_tokens_wait_for_their_text(server: TalkativeServer, open_page: Opener) 
     ]
 
 
+def test_thoughts_stand_apart(server: TalkativeServer, open_page: Opener) -> None:
+    page = open_page(server)
+    thought = chunk("", ["<think>", "hm", "</think>"], ["target", "ngram", "target"])
+    thought["choices"][0]["delta"] = {"reasoning_content": "hm"}
+    sent = script(page, [thought, chunk("yes", ["\n\n", "yes"], ["target", "model"]), END])
+    ask(page, "x")
+    wait_for_answers(page)
+    assert tokens_of(page) == [("hm", "ngram"), ("yes", "model")]
+    assert page.locator(".thoughts").inner_text() == "hm"
+    ask(page, "y")
+    wait_for_answers(page, 2)
+    assert sent[1]["messages"][1] == {"role": "assistant", "content": "yes"}
+
+
 def test_figures_of_a_trace_by_hand(server: TalkativeServer, open_page: Opener) -> None:
     page = open_page(server)
     chunks = [

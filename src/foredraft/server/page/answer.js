@@ -21,33 +21,40 @@ export function element(tag, className, text) {
 
 /**
  * Splits displayed text among the tokens that it came from. The server holds text back (half an emoji, the beginning of a
- * stop string), so tokens wait here until their text is shown.
+ * stop string) and leaves marks out (of thoughts, of tool calls), so tokens wait here until their text is shown.
  */
 export class Attribution {
   #waiting = [];
   #last = TARGET;
 
+  add(tokens, origins) {
+    tokens.forEach((text, i) => this.#waiting.push({ text, origin: origins[i] }));
+  }
+
   /** Pieces [text, origin] that concatenate to `text`. */
-  split(text, tokens, origins) {
-    tokens.forEach((token, i) => this.#waiting.push({ text: token, origin: origins[i] }));
+  split(text) {
     const pieces = [];
-    while (text && this.#waiting.length) {
-      const token = this.#waiting[0];
-      this.#last = token.origin;
-      if (text.startsWith(token.text)) {
-        this.#waiting.shift();
-        if (token.text) pieces.push([token.text, token.origin]);
-        text = text.slice(token.text.length);
-      } else if (token.text.startsWith(text)) {
-        token.text = token.text.slice(text.length);
-        pieces.push([text, token.origin]);
-        text = "";
-      } else {
-        this.#waiting.length = 0; // the token's text is not the one shown
+    while (text) {
+      const token = this.#next(text);
+      if (!token) {
+        pieces.push([text, this.#last]);
+        break;
       }
+      const length = Math.min(text.length, token.text.length);
+      pieces.push([text.slice(0, length), token.origin]);
+      this.#last = token.origin;
+      token.text = token.text.slice(length);
+      text = text.slice(length);
     }
-    if (text) pieces.push([text, this.#last]);
     return pieces;
+  }
+
+  /** The first token that the text begins with, or that begins with the text. Those before it were never shown. */
+  #next(text) {
+    const fits = (token) => token.text && (text.startsWith(token.text) || token.text.startsWith(text));
+    const at = this.#waiting.findIndex(fits);
+    this.#waiting.splice(0, at < 0 ? this.#waiting.length : at);
+    return this.#waiting[0];
   }
 }
 

@@ -65,10 +65,9 @@ async function ask(question, options, other = null) {
     for await (const chunk of streamChat({ model, messages: question, ...options }, key, running.signal)) {
       const choice = chunk.choices[0];
       if (!choice) continue; // the last one sums up
-      const content = choice.delta.content ?? "";
-      result.text += content;
+      result.text += choice.delta.content ?? "";
       result.isWhole ||= Boolean(choice.finish_reason);
-      view.add(content, chunk.speculation, performance.now());
+      view.add(choice.delta, chunk.speculation, performance.now());
     }
   } catch (error) {
     if (error.name !== "AbortError") view.fail(error.message);
@@ -85,24 +84,27 @@ async function ask(question, options, other = null) {
 class AnswerView {
   figures = new Figures();
   #attribution = new Attribution();
+  #thoughts = element("div", "thoughts");
   #text = element("div");
   #panel = element("div", "figures");
   #isDue = false;
-  #writer;
+  #thoughtsWriter = new Writer(this.#thoughts);
+  #writer = new Writer(this.#text);
 
   constructor(options) {
     this.root = element("article", "answer");
     this.root.setAttribute("aria-busy", "true");
-    this.root.append(element("h2", "", options.speculation.enabled ? "Speculative" : "Plain"), this.#text, this.#panel);
+    const heading = element("h2", "", options.speculation.enabled ? "Speculative" : "Plain");
+    this.root.append(heading, this.#thoughts, this.#text, this.#panel);
     this.#panel.hidden = true;
-    this.#writer = new Writer(this.#text);
   }
 
-  add(text, speculation, now) {
-    const tokens = speculation?.tokens ?? [];
+  add(delta, speculation, now) {
     const origins = speculation?.origins ?? [];
+    this.#attribution.add(speculation?.tokens ?? [], origins);
     followEnd(() => {
-      for (const [piece, origin] of this.#attribution.split(text, tokens, origins)) this.#writer.write(piece, origin);
+      for (const piece of this.#attribution.split(delta.reasoning_content ?? "")) this.#thoughtsWriter.write(...piece);
+      for (const piece of this.#attribution.split(delta.content ?? "")) this.#writer.write(...piece);
     });
     this.figures.add(origins, speculation?.num_draft_tokens ?? 0, now);
     this.#showSoon();
@@ -117,6 +119,7 @@ class AnswerView {
   finish(verdict) {
     this.root.setAttribute("aria-busy", "false");
     followEnd(() => {
+      this.#thoughtsWriter.flush();
       this.#writer.flush();
       this.#show();
       if (verdict) this.#panel.append(element("p", "verdict", verdict));
