@@ -93,11 +93,19 @@ class Server:
 
 
 @contextmanager
-def running_server(generator: GatedGenerator | None = None, **settings: Any) -> Iterator[Server]:
-    """settings: of ServerConfig."""
+def running_server(
+    generator: GatedGenerator | None = None, may_load: threading.Event | None = None, **settings: Any
+) -> Iterator[Server]:
+    """may_load: the model is there once it is set (None: at once). settings: of ServerConfig."""
     config = ServerConfig(**{"model_names": ("tiny",), **settings})
     own = generator or make_generator()
-    engine = AsyncEngine(lambda: own, max_num_waiting=config.max_num_waiting)
+
+    def load() -> Generator:
+        if may_load is not None and not may_load.wait(PATIENCE):
+            raise RuntimeError("the test never let the model load")
+        return own
+
+    engine = AsyncEngine(load, max_num_waiting=config.max_num_waiting)
     web = uvicorn.Server(uvicorn.Config(make_app(engine, config), log_config=None, access_log=False, lifespan="on"))
     sock = listen("127.0.0.1", 0)
     started: list[asyncio.AbstractEventLoop] = []
@@ -106,7 +114,8 @@ def running_server(generator: GatedGenerator | None = None, **settings: Any) -> 
     async def run() -> None:
         started.append(asyncio.get_running_loop())
         serving = asyncio.create_task(web.serve(sockets=[sock]))
-        await asyncio.wait_for(engine.loaded(), PATIENCE)
+        if may_load is None:
+            await asyncio.wait_for(engine.loaded(), PATIENCE)
         is_up.set()
         await serving
 
@@ -118,6 +127,8 @@ def running_server(generator: GatedGenerator | None = None, **settings: Any) -> 
             yield Server(url_of(sock), engine, own, client, started[0])
     finally:
         own.gate.set()
+        if may_load is not None:
+            may_load.set()
         web.should_exit = True
         thread.join(PATIENCE)
         sock.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, sleep
@@ -170,6 +171,22 @@ def test_a_slow_reader_holds_nobody_up() -> None:
         while b"[DONE]" not in received:
             received += sock.recv(1000)
         assert received.startswith(b"HTTP/1.1 200")
+
+
+def test_while_the_model_loads_the_server_says_so() -> None:
+    may_load = threading.Event()
+    with running_server(may_load=may_load) as server:
+        assert (server.client.get("/health").status_code, server.client.get("/health").json()) == (
+            503,
+            {"status": "loading"},
+        )
+        assert server.client.get("/live").status_code == server.client.get("/version").status_code == 200
+        for refused in (server.complete("x"), server.chat("x"), server.client.get("/v1/models")):
+            assert error_of(refused, 503)["code"] == "service_unavailable"
+            assert "retry-after" in refused.headers
+        may_load.set()
+        assert eventually(lambda: server.client.get("/health").status_code == 200)
+        assert server.complete("x", max_tokens=1).status_code == 200
 
 
 def test_draining_lets_requests_end_and_takes_no_more() -> None:
