@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foredraft.algo.sampler import make_sampler
-from foredraft.drafters.model import ModelDrafter
+from foredraft.drafters.model import TRIAL_CONTEXT, ModelDrafter
 from foredraft.testing import TinyModel
 from foredraft.types import DraftRequest, PassPrice, SamplingParams, Verdict
 from tests.drafters.views import View
@@ -35,6 +35,26 @@ def test_its_cache_follows_the_text_whatever_was_accepted() -> None:
         seq.sampler.extend(new)
         drafter.observe(seq, draft, Verdict(range(num_accepted), 5), None)
     assert max(model.rows_per_pass[1:]) <= 4  # never the whole text again
+
+
+def test_a_trial_reads_little_and_leaves_no_trace() -> None:
+    model = TinyModel(VOCAB, 512, 64)
+    drafter, seq = ModelDrafter("model", model, VOCAB), view([1, 2, 3])
+    drafter.begin(seq)
+    drafter.propose([DraftRequest(seq, 3)])
+    new = [(7 * i) % 100 for i in range(90)]
+    seq.tokens += new
+    seq.sampler.extend(new)
+    num_passes = len(model.rows_per_pass)
+    for _ in range(2):
+        assert len(drafter.propose([DraftRequest(seq, 3, is_trial=True)])[0].tokens) == 3
+    assert model.rows_per_pass[num_passes:] == [TRIAL_CONTEXT, 1, 1] * 2
+    drafter.check_integrity()
+    fresh_seq = view(seq.tokens)
+    fresh = ModelDrafter("model", TinyModel(VOCAB, 512, 64), VOCAB)
+    fresh.begin(fresh_seq)
+    assert drafter.propose([DraftRequest(seq, 3)])[0].tokens == fresh.propose([DraftRequest(fresh_seq, 3)])[0].tokens
+    assert max(model.rows_per_pass) > 80  # everything that was missed
 
 
 def test_a_batch_grows_while_the_sum_gains(monkeypatch: pytest.MonkeyPatch) -> None:

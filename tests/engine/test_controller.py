@@ -73,6 +73,16 @@ def test_a_useless_drafter_is_off_within_64_tokens_and_says_so(caplog: pytest.Lo
     assert "model is off for request 0, it does not pay here" in caplog.text
 
 
+def test_a_drafter_that_is_off_is_asked_for_trials() -> None:
+    controller, seq, (drafter,) = make("model")
+    assert not ask(controller, seq, drafter).is_trial
+    for _ in range(64):
+        play(controller, seq, drafter, 0)
+    while (request := ask(controller, seq, drafter)) is None:
+        play(controller, seq, drafter, 0)
+    assert request.is_trial
+
+
 def test_it_comes_back_when_the_text_changes() -> None:
     controller, seq, (drafter,) = make("model")
     for _ in range(64):

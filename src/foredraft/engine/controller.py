@@ -107,7 +107,7 @@ class Controller:
                 acceptance = record.acceptance(min(PROBE_LENGTH, limits[seq.id]))
                 self._switch_off(seq, drafter, record, acceptance, price, draft_s + own_row_s)
             elif record.is_probe_due(len(seq.origins)):
-                requests.append(DraftRequest(seq, length, num_slots=slots[seq.id]))
+                requests.append(DraftRequest(seq, length, num_slots=slots[seq.id], is_trial=True))
             else:
                 record.is_off = False  # it would pay by now: fewer run, or passes are cheaper
                 num_tokens = length if drafter.needs.length else limits[seq.id]
