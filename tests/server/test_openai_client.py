@@ -40,6 +40,7 @@ def test_a_chat(client: OpenAI, locked: Server) -> None:
     assert [c.message.content for c in answer.choices] == expected(locked, seed=1, max_tokens=30, n=2)
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.speculation["num_passes"] > 0  # type: ignore[attr-defined]
 
 
 def test_a_streamed_chat(client: OpenAI, locked: Server) -> None:
