@@ -41,6 +41,7 @@ def test_a_chat_is_answered_as_the_library_does(server: Server) -> None:
     [
         {"temperature": 0.0},
         {"seed": 3},
+        {"seed": 1, "n": 8},
         {"seed": 3, "n": 3, "temperature": 0.7, "top_p": 0.9},
         {"seed": 4, "top_k": 5, "min_p": 0.01},
         {"temperature": 0.0, "presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 1.2},

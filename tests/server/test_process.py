@@ -17,7 +17,10 @@ from threading import Timer
 import httpx
 import pytest
 
+from foredraft.cli.console import Session
 from foredraft.cli.main import run
+from foredraft.cli.options import EngineOptions, open_llm
+from foredraft.errors import EngineUnavailableError
 from foredraft.testing import make_tiny_gguf
 from tests.server.serving import PATIENCE
 
@@ -155,6 +158,7 @@ def test_a_port_that_is_taken_is_one_line(model: Path, capsys: pytest.CaptureFix
         (["--tensor-parallel-size", "2"], 2, "--tensor-parallel-size above 1 is not supported"),
         (["-d", "ngram", "--draft-model", "x"], 2, "give one of them"),
         (["--draft-model", "x", "--speculative-config", "{}"], 2, "give one of them"),
+        (["--api-key", ""], 2, "--api-key is empty"),
         (["--port", "70000"], 2, "--port"),
         (["--stream-interval", "0"], 2, "--stream-interval"),
         (["--max-num-seqs", "0"], 2, "--max-num-seqs"),
@@ -176,6 +180,13 @@ def test_a_missing_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pat
     assert run(["serve", str(tmp_path / "none.gguf"), "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "none.gguf" in line
+
+
+def test_a_model_that_still_loads_stops_loading(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "home"))
+    with pytest.raises(EngineUnavailableError):
+        open_llm(EngineOptions(str(model)), Session(), lambda: True)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_keys_from_the_environment_and_json_lines(serve: Callable[..., Child], model: Path) -> None:

@@ -14,12 +14,11 @@ import click
 
 from foredraft.cli.console import STANDARD_STREAM, STDOUT_NAMES, Session, is_file_of, note, read_text
 from foredraft.cli.speculative_config import QUANTIZATIONS, REJECTION_SAMPLE_METHODS, parse_speculative_config
-from foredraft.errors import ParameterError
+from foredraft.errors import EngineUnavailableError, ParameterError
 from foredraft.types import MAX_DRAFT, MAX_THREADS, SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
-    from foredraft.cli.progress import Progress
-    from foredraft.engine.llm import LLM
+    from foredraft.engine.llm import LLM, LoadProgress
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -46,18 +45,24 @@ class EngineOptions:
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
 
 
-def make_llm(options: EngineOptions, progress: Progress) -> LLM:
+def make_llm(options: EngineOptions, progress: LoadProgress) -> LLM:
     from foredraft.engine.llm import LLM
 
     return LLM(**{field.name: getattr(options, field.name) for field in fields(options)}, progress=progress)
 
 
-def open_llm(options: EngineOptions, session: Session) -> LLM:
-    """Loads what the flags name, with progress on stderr."""
+def open_llm(options: EngineOptions, session: Session, should_stop: Callable[[], bool] = lambda: False) -> LLM:
+    """Loads what the flags name, with progress on stderr. Raises EngineUnavailableError once it should stop."""
     from foredraft.cli.progress import Progress
 
     with Progress() as progress:
-        llm = make_llm(options, progress)
+
+        def report(what: str, done: int, total: int) -> None:
+            if should_stop():
+                raise EngineUnavailableError("loading was stopped")
+            progress(what, done, total)
+
+        llm = make_llm(options, report)
     if session.debug:
         for plan in llm.memory_plans:
             note(str(plan))

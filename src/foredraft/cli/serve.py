@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,9 @@ from foredraft.cli.options import EngineOptions, debug_option, open_llm, served_
 from foredraft.cli.server_options import KEY_VARIABLE, server_options
 from foredraft.server.config import ServerConfig
 from foredraft.server.logs import JSONLines
+
+if TYPE_CHECKING:
+    from foredraft.engine.llm import LLM
 
 logger = logging.getLogger("foredraft.server")
 
@@ -50,6 +54,8 @@ def command(
         raise click.UsageError(
             "--tensor-parallel-size above 1 is not supported: the CPU core runs a model in one process, on all threads"
         )
+    if "" in config.api_keys:
+        raise click.UsageError("--api-key is empty: it would let everybody in")
     _prepare_log(log_format)
     config = replace(
         config,
@@ -73,7 +79,10 @@ def _serve(
             logger.warning("whoever reaches %s may use the model; --api-key asks for a key", url)
 
         async def run() -> signal.Signals | None:
-            engine = AsyncEngine(lambda: open_llm(options, session), max_num_waiting=config.max_num_waiting)
+            def load() -> LLM:
+                return open_llm(options, session, lambda: engine.is_stopping)
+
+            engine = AsyncEngine(load, max_num_waiting=config.max_num_waiting)
             return await serve(engine, config, sock, on_ready=tell, drain_timeout=drain_timeout)
 
         def tell() -> None:

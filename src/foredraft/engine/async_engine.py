@@ -51,8 +51,8 @@ class ChunkObserver(Protocol):
 class AsyncEngine:
     """The event loop's side. All methods are for the loop that called `start`.
 
-    load: makes the generator, in the engine's thread. max_num_waiting: a request is refused while so many sequences
-    wait already.
+    load: makes the generator, in the engine's thread; it should give up once `is_stopping`.
+    max_num_waiting: a request is refused while so many sequences wait already.
     """
 
     def __init__(self, load: Callable[[], Generator], *, max_num_waiting: int) -> None:
@@ -89,6 +89,11 @@ class AsyncEngine:
     @property
     def is_ready(self) -> bool:
         return self.state == "ready"
+
+    @property
+    def is_stopping(self) -> bool:
+        """May be asked from any thread."""
+        return self.state in ("draining", "stopped")
 
     @property
     def generator(self) -> Generator:
@@ -147,13 +152,13 @@ class AsyncEngine:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Fail what still runs, and end the thread once its pass is over. A thread that still loads is left alone."""
+        """Fail what still runs, and wait for the thread's end, which comes after its pass."""
         if self.state != "failed":
             self.state = "stopped"
         self._end_streams(EngineUnavailableError(_REFUSALS["stopped"]))
         self._worker.inbox.put(None)
-        if self._settled.is_set():
-            await asyncio.to_thread(self._thread.join)
+        while self._thread.is_alive():
+            await asyncio.sleep(0.005)
 
     def _refuse_unless(self, *states: EngineState) -> None:
         if self._error is not None:

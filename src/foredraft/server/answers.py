@@ -10,16 +10,11 @@ from pydantic import BaseModel
 from foredraft.types import Completion
 
 
-class PromptTokensDetails(BaseModel):
-    cached_tokens: int
-
-
 class CompletionTokensDetails(BaseModel):
     """Of a `prediction`: tokens drafted from it that became text, and those that did not."""
 
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
-    reasoning_tokens: int = 0
 
 
 class UsageReport(BaseModel):

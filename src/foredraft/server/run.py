@@ -76,7 +76,7 @@ async def serve(
         except asyncio.TimeoutError:
             logger.warning("requests still ran after %d s and were aborted", drain_timeout)
         finally:
-            await engine.close()
+            await _first_of(engine.close(), signals.second.wait())
             server.should_exit = True
             await _first_of(asyncio.shield(serving), signals.second.wait())
             serving.cancel()
