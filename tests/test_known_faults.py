@@ -9,23 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from foredraft.drafters.model import _Chain
 from foredraft.engine.controller import Controller
 from foredraft.engine.detokenize import Detokenizer
+from foredraft.engine.grammar import Grammar
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import RequestStats
 from foredraft.engine.step import Engine
 from foredraft.models import native, tokenizer
+from foredraft.server.tool_calls import ToolCallReader
 
 from .algo import mutants as algo_mutants
 from .algo import test_sampler
 from .algo.mutants import Mutant
-from .engine import test_controller, test_ending, test_lossless, test_stats
+from .engine import test_controller, test_ending, test_grammar, test_lossless, test_stats
 from .engine import test_mutants as engine_mutants
 from .engine.build import generator
 from .models import test_native, test_tokenizer
+from .server import test_tool_calls
 
 NAMED = {mutant.name: mutant for mutant in (*algo_mutants.MUTANTS, *engine_mutants.MUTANTS)}
 PLAIN = generator().generate(test_ending.PROMPT, test_ending.LONG)[0]
+TOOL_CALL = test_tool_calls.tagged("weather", test_tool_calls.ROME) + " Done."
 array = test_sampler.array_sampler
 
 
@@ -77,6 +82,41 @@ FAULTS = [
             ),
         ),
         named=("min_tokens counts passes",),
+    ),
+    Fault(
+        "a grammar crashes or is broken by drafts: illegal tokens, an end in mid-block, a matcher that has terminated",
+        (
+            Mutant(
+                "a rejected token stays in the matcher",
+                Grammar,
+                "_go",
+                "self._matcher.rollback(len(self._ahead) - shared)",
+                "pass",
+                test_grammar.test_paths_in_any_order_leave_no_trace,
+            ),
+            Mutant(
+                "the text goes on behind the end of its grammar",
+                Sequence,
+                "_reason_to_stop",
+                "self.grammar.advance(token)",
+                "self.grammar.advance(token) and False",
+                test_grammar.test_a_block_that_runs_past_the_end_of_the_grammar,
+            ),
+            Mutant(
+                "the draft model knows no grammar",
+                _Chain,
+                "draw",
+                "probs, mask)",
+                "probs)",
+                test_grammar.test_a_draft_model_under_the_grammar_is_accepted_often,
+            ),
+        ),
+        named=(
+            "drawn token dropped because it is not allowed",
+            "fixed token kept although it is not allowed",
+            "draft goes on behind the end",
+            "mask from before the block",
+        ),
     ),
     Fault(
         "logprobs missing, or of another position, under speculation",
@@ -211,6 +251,27 @@ FAULTS = [
                 "0 if final else self._num_held()",
                 "0",
                 partial(test_ending.test_stop_strings_end_the_text_before_them, "none"),
+            ),
+        ),
+    ),
+    Fault(
+        "deltas of several tokens break the parsing of tool calls",
+        (
+            Mutant(
+                "a tag is sought in each piece alone",
+                ToolCallReader,
+                "_read_text",
+                "len(before) - num_held(before, OPEN)",
+                "len(before)",
+                partial(test_tool_calls.test_whole_by_letters_and_in_random_pieces, TOOL_CALL),
+            ),
+            Mutant(
+                "what follows a call in the same piece is lost",
+                ToolCallReader,
+                "_read_arguments",
+                "self._buffer[: self._object.end], self._buffer[self._object.end :]",
+                "self._buffer[: self._object.end], ''",
+                partial(test_tool_calls.test_whole_by_letters_and_in_random_pieces, TOOL_CALL),
             ),
         ),
     ),

@@ -109,8 +109,10 @@ def test_each_kind_takes_its_texts_whole(wanted: StructuredOutputs, texts: list[
 
 def test_blanks_of_json_have_a_bound() -> None:
     grammar = compiled(StructuredOutputs(json_object=True))
-    assert " " in allowed(grammar, "{\n" + 62 * " ")
-    assert " " not in allowed(grammar, "{\n" + 63 * " ")
+    assert " " in allowed(grammar, "{\n" + 63 * " ")
+    for blanks in ("\n" + 64 * " ", "  "):
+        assert not {" ", "\t", "\n"} & set(allowed(grammar, "{" + blanks))
+    assert "\n" not in allowed(grammar, "{\n  ")
 
 
 def test_paths_in_any_order_leave_no_trace() -> None:

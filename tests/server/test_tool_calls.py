@@ -30,7 +30,7 @@ ANSWERS = {
         "",
         [("weather", ROME), ("add", '{"a": [1, {"b": "}"}]}')],
     ),
-    tagged("add", "{}") + " Done.": ("Done.", [("add", "{}")]),
+    tagged("weather", ROME) + " Done.": ("Done.", [("weather", ROME)]),
     "A " + tagged("add", "{}") + " B": ("A B", [("add", "{}")]),
     # Strings may hold anything, the closing tag too.
     tagged("add", r'{"x": "</tool_call> \" } {\\"}'): ("", [("add", r'{"x": "</tool_call> \" } {\\"}')]),
@@ -71,6 +71,7 @@ ANSWERS = {
     '<tool_call>\n{"name": "add", "arguments": {"a": "lo': ("", [("add", '{"a": "lo')]),
     'Hm <tool_call>\n{"name": "ad': ('Hm <tool_call>\n{"name": "ad', []),
     "x <tool_": ("x <tool_", []),
+    tagged("add", "{}") + '\n<tool_call>\n{"na': ("", [("add", "{}")]),
 }
 
 
@@ -123,6 +124,11 @@ def test_nothing_comes_behind_the_last_call_that_is_wanted() -> None:
     rng = np.random.default_rng(0)
     for pieces in ([text], list(text), *(cuts(text, rng) for _ in range(20))):
         assert read(pieces, max_num_calls=1) == ("", [("add", "{}")])
+
+
+def test_a_call_that_is_demanded_and_cut_off_is_no_content() -> None:
+    for text in ("<tool_c", '<tool_call>\n{"name": "ad', '{"name"', "`"):
+        assert read(list(text), is_demanded=True) == ("", [])
 
 
 def test_long_arguments_take_time_in_proportion() -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _FIELD = "structured_outputs"
-#: White space between the parts of JSON: enough for an indented line, and no endless run of blanks.
-JSON_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
+#: White space between the parts of JSON: a line end and its indentation, or a blank or two; never an endless run.
+JSON_BLANKS = r"\n[ \t]{0,64}|[ \t]{1,2}"
 _ANY_OBJECT = '{"type": "object"}'
 
 

@@ -29,7 +29,8 @@ class MessageReader:
         self._calls: ToolCallReader | None = None
         if shape.tools is not None:
             names = frozenset(function.name for function in shape.tools.functions)
-            self._calls = ToolCallReader(names, max_num_calls=shape.tools.max_num_calls)
+            tools = shape.tools
+            self._calls = ToolCallReader(names, max_num_calls=tools.max_num_calls, is_demanded=tools.is_required)
 
     def whole(self, text: str) -> MessageReport:
         """The message of a text that is complete."""

@@ -90,6 +90,7 @@ class ToolCallReader:
 
     names: Collection[str]
     max_num_calls: int | None = None
+    is_demanded: bool = False  # the text is nothing but calls
     _state: Literal["text", "head", "arguments", "tail"] = "text"
     _buffer: str = ""  # not yet read
     _opener: str = ""  # what brought us to the head, with the blanks before it
@@ -117,11 +118,12 @@ class ToolCallReader:
         return self._take()
 
     def finish(self) -> Delta:
-        """No more text: what was held to become a call is content."""
+        """No more text. What was held to become a call is content, unless it is clear that it was cut off."""
         rest, self._buffer = self._buffer, ""
         if self._state == "head":
-            self._write(self._opener + rest)
-        elif self._state == "text" and not (self.has_calls and rest.isspace()):
+            if not (self.is_demanded or (self.has_calls and OPEN in self._opener)):
+                self._write(self._opener + rest)
+        elif self._state == "text" and not ((self.has_calls and rest.isspace()) or self.is_demanded):
             self._write(rest)
         return self._take()
 
