@@ -122,6 +122,20 @@ def test_drafters_read_prompts_only_where_they_would_draft() -> None:
     assert not excluded.controller.is_promising(excluded.seqs[0], excluded.drafter)
 
 
+def test_a_long_prompt_among_others_is_read_only_for_a_long_answer() -> None:
+    world = World(flat_to_eight, [0.8] * 2, draft_s=0.004)
+    seq = world.seqs[0]
+    seq.tokens = [1] * 2000
+    for num_remaining, seconds, is_worth_it in ((20, 0.001, False), (200, 0.0001, True), (200, 0.1, False)):
+        seq.max_len = 2000 + num_remaining
+        for _ in range(50):
+            world.controller.observe_reading(world.drafter, 1000, 1000 * seconds)
+        assert world.controller.is_promising(seq, world.drafter) == is_worth_it
+    assert world.lengths()[0] == 0
+    world.controller.end(world.seqs.pop())
+    assert world.controller.is_promising(seq, world.drafter)  # nobody else waits
+
+
 def test_a_load_that_was_timed_on_a_busy_machine_is_overcome() -> None:
     world = World(flat_to_eight, [0.85])
     world.controller._costs._seconds[1:] *= 5

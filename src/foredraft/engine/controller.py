@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from foredraft.algo.lengths import best_length, best_lengths, expected_tokens
 from foredraft.drafters.base import Drafter
-from foredraft.drafters.calibration import BatchCost, Calibration
+from foredraft.drafters.calibration import BatchCost, Calibration, RunningCost
 from foredraft.engine.costs import PassCosts
 from foredraft.engine.scheduler import Planned
 from foredraft.engine.sequence import Sequence
@@ -33,6 +33,10 @@ FIRST_PROBE, LAST_PROBE = 48, 768
 FIRSTS_TO_JUDGE = 16
 #: Tokens of a trial draft.
 PROBE_LENGTH = 3
+#: Tokens of a prompt whose reading is timed.
+LEAST_READ = 64
+#: Of an answer whose end is far, so many tokens are counted on.
+LONG_ANSWER = 256
 
 
 class Controller:
@@ -49,6 +53,8 @@ class Controller:
         self._records: dict[int, dict[str, _Record]] = {}
         self._proposers: dict[int, Drafter] = {}  # sequence -> whose draft is in the pass
         self._firsts: dict[str, list[bool]] = {d.name: [] for d in drafters}  # was a draft's first token right?
+        self._read_s = {d.name: RunningCost() for d in drafters}  # of a token of a prompt
+        self._savings: dict[tuple[str, int], float] = {}  # by drafter and number of sequences, in this pass
         self._pass = _NextPass(1, 0.0, 0.0)
 
     def begin(self, seq: Sequence) -> None:
@@ -61,23 +67,40 @@ class Controller:
     def is_promising(self, seq: Sequence, drafter: Drafter) -> bool:
         """Whether `drafter` should read this prompt now.
 
-        It should if it would draft for as many such sequences as there are, were they as predictable as most texts.
+        Alone it should: nobody else waits meanwhile. Among others it should if it would draft for as many such
+        sequences as there are, were they as predictable as most texts, and if that saves more time than reading takes.
         """
-        if drafter.name not in self._records[seq.id]:
+        record = self._records[seq.id].get(drafter.name)
+        if record is None:
             return False
+        is_alone = len(self._records) == 1 or not self._adaptive
+        record.has_read = is_alone or (self._saving(drafter) > 0 and self._pays_to_read(seq, drafter))
+        return record.has_read
+
+    def _saving(self, drafter: Drafter) -> float:
+        """The part of a plain pass that drafts would save each sequence a token, as many as there are."""
         count = len(self._records)
-        if count == 1 or not self._adaptive:
-            return True
-        limit = self._limit(seq)
-        chances = [[PRIOR_ACCEPTANCE] * limit] * count
-        pass_s = self._costs.with_draft(count, count * limit)
-        row_s = self._costs.row_s(len(seq.tokens))
-        pass_s = [seconds + count * row_s for seconds in pass_s]
-        return any(best_lengths(chances, pass_s, count, [row_s] * count, self._draft_s[drafter.name].seconds(count)))
+        if (drafter.name, count) not in self._savings:
+            chances = [[PRIOR_ACCEPTANCE] * self._max_draft] * count
+            pass_s = self._costs.with_draft(count, count * self._max_draft)
+            draft_s = self._draft_s[drafter.name].seconds(count)
+            lengths = best_lengths(chances, pass_s, count, [0.0] * count, draft_s)
+            tokens = sum(expected_tokens(of_one[:k]) for of_one, k in zip(chances, lengths, strict=True))
+            seconds = pass_s[sum(lengths)] + max(lengths) * draft_s
+            self._savings[drafter.name, count] = 1 - seconds / tokens * count / pass_s[0]
+        return self._savings[drafter.name, count]
+
+    def _pays_to_read(self, seq: Sequence, drafter: Drafter) -> bool:
+        """Whether drafts save more time of all sequences than they wait while `drafter` reads this text."""
+        count = len(self._records)
+        answer_s = min(seq.num_remaining, LONG_ANSWER) * self._costs.base_s(count)
+        reading_s = count * len(seq.tokens) * self._read_s[drafter.name].seconds
+        return reading_s < max(FREE, self._saving(drafter)) * answer_s
 
     def begin_pass(self, planned: SequenceOf[Planned]) -> None:
         """Another pass: these rows are sure to be in it. What prompts take of its time is not charged to drafts."""
         self._proposers.clear()
+        self._savings.clear()
         decoding = [p.seq for p in planned if p.completes and p.seq.origins]
         seconds = self._costs.base_s(len(decoding)) + sum(self._costs.row_s(len(s.tokens)) for s in decoding)
         self._pass = _NextPass(sum(p.num_rows for p in planned), seconds, float(len(decoding)))
@@ -106,6 +129,8 @@ class Controller:
             if length == 0:
                 acceptance = record.acceptance(min(PROBE_LENGTH, limits[seq.id]))
                 self._switch_off(seq, drafter, record, acceptance, price, draft_s + own_row_s)
+            elif not record.has_read and len(self._records) > 1 and not self._pays_to_read(seq, drafter):
+                continue
             elif record.is_probe_due(len(seq.origins)):
                 requests.append(DraftRequest(seq, length, num_slots=slots[seq.id], is_trial=True))
             else:
@@ -146,6 +171,11 @@ class Controller:
         depth = max((len(d.tokens) for d in drafts), default=0)
         if depth:
             self._draft_s[drafter.name].observe(len(drafts), seconds / depth)
+
+    def observe_reading(self, drafter: Drafter, num_tokens: int, seconds: float) -> None:
+        """So many tokens of prompts were read. Few say little: a pass over one takes almost as long."""
+        if num_tokens >= LEAST_READ:
+            self._read_s[drafter.name].observe(seconds / num_tokens)
 
     def observe_pass(self, batch: SequenceOf[Rows], seconds: float) -> None:
         self._costs.observe([(len(rows.tokens), rows.start) for rows in batch], seconds)
@@ -282,6 +312,7 @@ class _Record:
     patience: int = FIRST_PROBE
     next_probe: int = 0  # in output tokens
     has_told: bool = False  # why it is off
+    has_read: bool = False  # the prompt
 
     def acceptance(self, count: int) -> list[float]:
         """Chances for so many positions; one not yet seen is as good as the one before."""

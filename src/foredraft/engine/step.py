@@ -108,11 +108,13 @@ class Engine:
 
     def _follow(self, planned: SequenceOf[Planned]) -> None:
         """Let the drafters keep up with prompts, so that the first draft does not wait for a whole one."""
-        prompts = [p.seq for p in planned if not p.seq.origins]
+        prompts = [p for p in planned if not p.seq.origins]
         for drafter in self.drafters:
-            requests = [DraftRequest(seq, 0) for seq in prompts if drafter in self._readers.get(seq.id, ())]
-            if requests:
-                drafter.propose(requests)
+            reading = [p for p in prompts if drafter in self._readers.get(p.seq.id, ())]
+            if reading:
+                began = perf_counter()
+                drafter.propose([DraftRequest(p.seq, 0) for p in reading])
+                self.controller.observe_reading(drafter, sum(p.num_rows for p in reading), perf_counter() - began)
 
     def _propose(self, planned: SequenceOf[Planned]) -> dict[int, Draft]:
         """Ask the drafters in order, each for the sequences that have no good enough draft yet."""
