@@ -9,7 +9,8 @@ ForedraftError                 exit code 1, one line: the cause and the cure
 ├── ChatTemplateError          no template, or the template refused the messages
 ├── DownloadError              network, hash, disk
 ├── NumericalError             the model produced NaN
-│   └── NoTokenError           every token is excluded, or the request's grammar cannot go on
+│   └── NoTokenError           every token is excluded
+│       └── GrammarError       the request's grammar cannot go on: too large for its limits, or beyond the vocabulary
 ├── QueueFullError             too many requests wait already: try again later
 ├── EngineUnavailableError     the engine does not take requests: it loads, drains, or has stopped
 ├── EngineFailedError          the engine broke down; every request of it fails
@@ -55,6 +56,9 @@ class NumericalError(ForedraftError): ...
 
 
 class NoTokenError(NumericalError): ...
+
+
+class GrammarError(NoTokenError): ...
 
 
 class QueueFullError(ForedraftError): ...

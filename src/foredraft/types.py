@@ -167,7 +167,7 @@ def _items(name: str, value: Any) -> tuple[Any, ...]:
 class TokenGrammar(Protocol):
     """What a request's grammar allows after the committed text and a path of draft tokens, each allowed where it is.
 
-    Both raise NoTokenError where the grammar cannot go on.
+    Both raise GrammarError where the grammar cannot go on.
     """
 
     def mask(self, path: Sequence[int], /) -> Any:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from foredraft.algo.masks import cut_draft, is_allowed, masks_along, unpack_mask
 from foredraft.engine.generator import Generator
 from foredraft.engine.grammar import Grammar, GrammarCompiler
-from foredraft.errors import NoTokenError, ParameterError
+from foredraft.errors import GrammarError, ParameterError
 from foredraft.testing import ByteTokenizer
 from foredraft.types import (
     Array,
@@ -381,15 +381,29 @@ class Speechless(ByteTokenizer):
         return b"" if id == ord("q") else super().token_bytes(id)
 
 
-@pytest.mark.parametrize("spec", ["none", "model"])
+def test_a_text_that_the_vocabulary_cannot_spell() -> None:
+    grammar = GrammarCompiler(Speechless(), VOCAB).compile(StructuredOutputs(regex="a(b|c)(qu|qx)"))
+    for letter in b"ab":
+        assert not grammar.advance(letter)
+    with pytest.raises(GrammarError, match="no token for b'q'"):
+        grammar.mask(())
+
+
+@pytest.mark.parametrize("spec", ["none", "ngram", "model"])
 def test_a_text_that_cannot_go_on_ends_with_an_error_and_harms_no_other(spec: str) -> None:
-    gen = Generator(target(), Speechless(), drafters(spec), adaptive=False, num_speculative_tokens=4)
-    doomed = SamplingParams(temperature=0, structured_outputs=StructuredOutputs(regex="a(b|c)(q|r{0}q)"))
+    """5,000 properties, each of which may come next, are more than a grammar may have open."""
+    large = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(5000)}}
+    doomed = SamplingParams(temperature=0, structured_outputs=StructuredOutputs(json_schema=json.dumps(large)))
     other = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-    with pytest.raises((NoTokenError, ParameterError)):
-        gen.generate("abc", doomed)
-    assert gen.generate("abc", other)[0].token_ids == generator().generate("abc", other)[0].token_ids
-    assert not gen.has_unfinished
+    gen = generator(spec)
+    [bad], [good] = gen.submit(list(b"abc"), doomed), gen.submit(list(b"abc"), other)
+    errors = []
+    while gen.has_unfinished:
+        errors += [chunk for chunk in gen.step() if chunk.error is not None]
+    assert [(chunk.request_id, chunk.finish_reason) for chunk in errors] == [(bad.request_id, "abort")]
+    assert isinstance(errors[0].error, GrammarError)
+    assert bad.output
+    assert tuple(good.output) == tuple(generator().generate("abc", other)[0].token_ids)
     gen.engine.check_integrity()
 
 

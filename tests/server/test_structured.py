@@ -266,6 +266,17 @@ def test_what_cannot_be_is_refused_by_name(client: openai.OpenAI, fields: dict[s
     assert client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1).choices
 
 
+def test_a_grammar_beyond_its_limits_is_the_requests_fault(client: openai.OpenAI) -> None:
+    """Compiled it can be, but not followed: 5,000 properties, each of which may come next."""
+    large = {"type": "object", "properties": {f"p{i}": COLOUR for i in range(5000)}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="tiny", messages=HELLO, seed=1, logit_bias={"123": 100}, response_format=json_schema(large)
+        )
+    assert caught.value.code == "grammar_failed"
+    assert ask(client, max_tokens=3)[1] == "length"
+
+
 def test_a_template_without_tools_takes_none() -> None:
     with running_server(make_generator()) as server:
         response = server.chat("hello", tools=TOOLS)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foredraft.algo.masks import pack_mask
-from foredraft.errors import NoTokenError, ParameterError
+from foredraft.errors import GrammarError, ParameterError
 from foredraft.models.base import TextTokenizer
 from foredraft.types import StructuredOutputs
 
@@ -52,7 +52,7 @@ class GrammarCompiler:
         try:
             grammar.mask(())
             is_empty = grammar.is_complete(())
-        except NoTokenError as error:
+        except GrammarError as error:
             raise ParameterError(_FIELD, "cannot be satisfied: no text matches") from error
         if is_empty:
             raise ParameterError(_FIELD, "allow the empty text only")
@@ -110,7 +110,7 @@ class Grammar:
         self._masks.clear()
         try:
             return self.is_complete(())
-        except NoTokenError:
+        except GrammarError:
             return False  # the next mask tells
 
     @cached_property
@@ -133,9 +133,9 @@ class Grammar:
     def _check(self) -> None:
         matcher = self._matcher
         if matcher.is_error():
-            raise NoTokenError(f"the text cannot go on under its grammar: {_first_words(matcher.get_error())}")
+            raise GrammarError(f"the text cannot go on under its grammar: {_first_words(matcher.get_error())}")
         if matcher.is_stopped() and not matcher.is_accepting() and matcher.stop_reason() != "EndOfSentence":
-            raise NoTokenError("the text cannot go on under its grammar: no token of the vocabulary fits")
+            raise GrammarError("the text cannot go on under its grammar: no token of the vocabulary fits")
 
 
 class _Vocabulary:
@@ -196,5 +196,5 @@ def _translate(wanted: StructuredOutputs) -> str:
 
 
 def _first_words(message: str) -> str:
-    """On one line, without the parser's state behind it."""
-    return " ".join(re.split("<state>|<backtrace>", message)[0].split())
+    """On one line, without the parser's state and traceback behind it."""
+    return " ".join(re.split("<state>|<backtrace>|, traceback:", message)[0].split())

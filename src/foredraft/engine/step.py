@@ -13,7 +13,7 @@ from foredraft.engine.controller import Controller
 from foredraft.engine.scheduler import Planned, Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import Round
-from foredraft.errors import NoTokenError, NumericalError
+from foredraft.errors import GrammarError, NumericalError
 from foredraft.kvcache.blocks import BlockPool
 from foredraft.models.base import LanguageModel, Rows
 from foredraft.types import NO_DRAFT, TARGET, Array, Draft, DraftRequest, SequenceView, TokenGrammar, Verdict
@@ -187,7 +187,7 @@ def _legal_part(draft: Draft, grammar: TokenGrammar | None) -> Draft:
         return draft
     try:
         return cut_draft(draft, grammar)
-    except NoTokenError:
+    except GrammarError:
         return NO_DRAFT  # verification meets the same end, and tells
 
 
