@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from foredraft.algo.sampler import make_sampler
 from foredraft.drafters.model import TRIAL_CONTEXT, ModelDrafter
@@ -126,8 +127,8 @@ def test_a_cut_head_forgets_texts_that_have_ended() -> None:
     heads: list[set[int]] = []
 
     class Model(TinyModel):
-        def limit_head(self, token_ids: Sequence[int] | None) -> None:
-            heads.append(set(token_ids or ()) - set(range(16)))
+        def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
+            heads.append(set() if token_ids is None else {int(t) for t in token_ids} - {*range(16)})
             super().limit_head(token_ids)
 
     drafter = ModelDrafter("model", Model(VOCAB, 512, 64), VOCAB, head_size=16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 
 import pytest
 
@@ -127,11 +128,39 @@ def test_the_cheaper_draft_is_taken_only_if_it_promises_more() -> None:
 
 def test_a_draft_that_was_not_made_for_the_target_is_named(caplog: pytest.LogCaptureFixture) -> None:
     controller, seq, (drafter,) = make("model")
+    num_drafts = 0
     with caplog.at_level(logging.WARNING, logger="foredraft"):
-        for i in range(400):
-            play(controller, seq, drafter, 3 * (i % 8 == 0))
+        for _ in range(9000):
+            num_drafts += play(controller, seq, drafter, num_drafts % 8 == 7)
     assert caplog.text.count("model: 2 of its first 16 drafts") == 1
     assert caplog.text.count("abnormally few: is the draft of the same family") == 1
+
+
+def test_what_does_not_pay_is_back_only_by_a_trial_that_is_right() -> None:
+    controller, seq, (drafter,) = make("model")
+    assert not all(play(controller, seq, drafter, 0) for _ in range(100))
+    trials = []
+    for _ in range(200):
+        before = len(seq.origins)
+        if play(controller, seq, drafter, 1):  # half right: the estimate alone would say that it pays again
+            trials.append(before)
+    assert 2 <= len(trials) <= 3
+    assert any(play(controller, seq, drafter, 8) for _ in range(1000))
+    assert [play(controller, seq, drafter, 8) for _ in range(50)] == [True] * 50
+
+
+def test_luck_in_a_trial_does_not_shorten_the_wait_for_the_next() -> None:
+    controller, seq, (drafter,) = make("model")
+    trials = []
+    for _ in range(1000):
+        request = ask(controller, seq, drafter)
+        is_trial = request is not None and request.is_trial
+        if is_trial:
+            trials.append(len(seq.origins))
+        play(controller, seq, drafter, 8 if is_trial else 0)
+    waits = [b - a for a, b in pairwise(trials)]
+    assert waits == sorted(waits)
+    assert waits[-1] > 2 * waits[0]
 
 
 def test_a_request_names_its_drafters() -> None:

@@ -31,7 +31,7 @@ CHUNK = 512
 MAX_BEHIND = 2
 #: Tokens before its own that a trial draft looks at, besides those in the cache. To compute everything that was missed
 #: would cost a twentieth of the time of plain decoding, however rare trials are.
-TRIAL_CONTEXT = 16
+TRIAL_CONTEXT = 8
 #: Borders of buckets of the draft's own probability, and how often tokens of each are accepted before a request has
 #: shown its own rates.
 EDGES = (0.2, 0.4, 0.6, 0.75, 0.85, 0.93, 0.97, 0.99)
@@ -273,9 +273,10 @@ class _Head:
     def __init__(self, model: LanguageModel, size: int) -> None:
         self._model = model
         self._size = size
+        self._common = np.arange(size)
         self._texts: dict[int, tuple[int, set[int]]] = {}  # sequence -> tokens looked at, rare ones among them
         self._extra: set[int] = set()
-        model.limit_head(range(size))
+        model.limit_head(self._common)
 
     def cover(self, seqs: Iterable[SequenceView]) -> None:
         """Have the tokens of these texts in the head."""
@@ -288,7 +289,7 @@ class _Head:
         wanted = set().union(*(rare for _, rare in self._texts.values()))
         if not wanted <= self._extra or (has_new_text and wanted != self._extra):
             self._extra = wanted
-            self._model.limit_head([*range(self._size), *sorted(wanted)])
+            self._model.limit_head(np.append(self._common, np.array(sorted(wanted), np.int64)))
 
     def forget(self, sequence_id: int) -> None:
         """The text has ended."""

@@ -115,6 +115,7 @@ class Controller:
         ]
         if not self._adaptive:
             return [DraftRequest(seq, limits[seq.id], num_slots=slots[seq.id]) for seq in seqs]
+        seqs = [seq for seq in seqs if self._records[seq.id][drafter.name].may_be_asked(len(seq.origins))]
         if not seqs:
             return []
         price = self._pass.price(self._costs, sum(limits[seq.id] for seq in seqs))
@@ -134,7 +135,7 @@ class Controller:
             elif record.is_probe_due(len(seq.origins)):
                 requests.append(DraftRequest(seq, length, num_slots=slots[seq.id], is_trial=True))
             else:
-                record.is_off = False  # it would pay by now: fewer run, or passes are cheaper
+                record.is_off = False  # it waited, and fewer requests run by now
                 num_tokens = length if drafter.needs.length else limits[seq.id]
                 requests.append(DraftRequest(seq, num_tokens, price, own_row_s, slots[seq.id]))
         return requests
@@ -225,13 +226,14 @@ class Controller:
         """acceptance: of a short draft; token_s: seconds of one of its tokens beside the pass."""
         if record.is_off:
             return
-        record.switch_off(len(seq.origins))
-        if record.has_told:
-            return
-        record.has_told = True
         k = len(acceptance)
         is_busy = best_length([HOPE] * k, price.pass_s, token_s, price.tokens) == 0
-        if is_busy and self._pays_alone(seq, drafter, acceptance):
+        is_waiting = self._pays_alone(seq, drafter, acceptance)
+        record.switch_off(len(seq.origins), is_waiting=is_waiting)
+        if record.has_told or (is_waiting and not is_busy):  # surer texts have the rows for the moment
+            return
+        record.has_told = True
+        if is_waiting:
             logger.info(
                 "%s waits for request %d: %d requests decode at once, and more rows would cost more than drafts bring",
                 drafter.name,
@@ -309,7 +311,8 @@ class _Record:
 
     positions: list[Calibration] = field(default_factory=list)
     is_off: bool = False
-    patience: int = FIRST_PROBE
+    is_waiting: bool = False  # off, but only because so many others run
+    patience: int = FIRST_PROBE // 2  # doubles with each wait
     next_probe: int = 0  # in output tokens
     has_told: bool = False  # why it is off
     has_read: bool = False  # the prompt
@@ -327,15 +330,24 @@ class _Record:
                 self.positions.append(Calibration((previous,), decay=0.95))
             self.positions[i].update(0, i < num_accepted)
         if self.is_off and num_accepted == num_proposed:
-            self.is_off, self.patience = False, FIRST_PROBE
+            self.is_off = False
             self.positions.clear()  # the text has changed
         elif self.is_off:
-            self.patience = min(2 * self.patience, LAST_PROBE)
-            self.next_probe = num_output + self.patience
+            self._wait(num_output)
 
-    def switch_off(self, num_output: int) -> None:
-        self.is_off = True
-        self.next_probe = num_output + self.patience
+    def switch_off(self, num_output: int, *, is_waiting: bool) -> None:
+        """Trials that kept it on for no longer than its patience were luck: they do not shorten it."""
+        if num_output > self.next_probe + self.patience:
+            self.patience = FIRST_PROBE // 2
+        self.is_off, self.is_waiting = True, is_waiting
+        self._wait(num_output)
+
+    def may_be_asked(self, num_output: int) -> bool:
+        return not self.is_off or self.is_waiting or self.is_probe_due(num_output)
 
     def is_probe_due(self, num_output: int) -> bool:
         return self.is_off and num_output >= self.next_probe
+
+    def _wait(self, num_output: int) -> None:
+        self.patience = min(2 * self.patience, LAST_PROBE)
+        self.next_probe = num_output + self.patience

@@ -114,6 +114,6 @@ class LanguageModel(Protocol):
         """Copy cache slots, in order: compacts an accepted tree path. Every source[i] >= target[i], both ascending."""
         ...
 
-    def limit_head(self, token_ids: Sequence[int] | None) -> None:
+    def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
         """Drafts only: compute logits for the given tokens and perhaps their neighbours, -inf elsewhere. None: all."""
         ...

@@ -111,13 +111,13 @@ class NativeModel:
             self._cache, block_table, np.array(source, dtype=np.int32), np.array(target, dtype=np.int32)
         )
 
-    def limit_head(self, token_ids: Sequence[int] | None) -> None:
+    def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
         """Computes whole blocks of HEAD_BLOCK neighbouring tokens."""
         if token_ids is None:
             self._head_share = 1.0
             self._decoder.limit_head(None)
             return
-        blocks = np.unique(np.asarray(token_ids, dtype=np.int64) // HEAD_BLOCK).astype(np.int32)
+        blocks = np.flatnonzero(np.bincount(np.asarray(token_ids, np.int64) // HEAD_BLOCK)).astype(np.int32)
         self._head_share = len(blocks) / -(-self.vocab_size // HEAD_BLOCK)
         self._decoder.limit_head(blocks)
 

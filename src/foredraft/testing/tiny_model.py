@@ -89,7 +89,7 @@ class TinyModel:
                 raise ValueError("move_slots: a slot may only move towards the front")
             self._slots[_physical(block_table, t)] = self._slots[_physical(block_table, s)]
 
-    def limit_head(self, token_ids: Sequence[int] | None) -> None:
+    def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
         self._head = None
         if token_ids is not None:
             self._head = np.zeros(self.vocab_size, dtype=bool)
