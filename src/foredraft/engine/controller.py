@@ -130,7 +130,7 @@ class Controller:
             if length == 0:
                 acceptance = record.acceptance(min(PROBE_LENGTH, limits[seq.id]))
                 self._switch_off(seq, drafter, record, acceptance, price, draft_s + own_row_s)
-            elif not record.has_read and len(self._records) > 1 and not self._pays_to_read(seq, drafter):
+            elif not record.has_read and not self._pays_to_read(seq, drafter):
                 continue
             elif record.is_probe_due(len(seq.origins)):
                 requests.append(DraftRequest(seq, length, num_slots=slots[seq.id], is_trial=True))
