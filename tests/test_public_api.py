@@ -15,7 +15,14 @@ from foredraft.errors import ParameterError
 
 
 def test_the_public_names() -> None:
-    assert set(foredraft.__all__) == {"LLM", "Chunk", "Completion", "SamplingParams"}
+    assert set(foredraft.__all__) == {
+        "LLM",
+        "Chunk",
+        "Completion",
+        "ForedraftError",
+        "SamplingParams",
+        "StructuredOutputs",
+    }
     assert all(hasattr(foredraft, name) for name in foredraft.__all__)
 
 

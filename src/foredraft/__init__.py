@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foredraft.engine.llm import LLM
-    from foredraft.types import Chunk, Completion, SamplingParams
+    from foredraft.errors import ForedraftError
+    from foredraft.types import Chunk, Completion, SamplingParams, StructuredOutputs
 
-__all__ = ["LLM", "Chunk", "Completion", "SamplingParams"]
+__all__ = ["LLM", "Chunk", "Completion", "ForedraftError", "SamplingParams", "StructuredOutputs"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,6 +25,6 @@ def __getattr__(name: str) -> Any:
         from foredraft.engine.llm import LLM
 
         return LLM
-    from foredraft import types
+    from foredraft import errors, types
 
-    return getattr(types, name)
+    return getattr(errors if name == "ForedraftError" else types, name)

@@ -137,7 +137,7 @@ def test_a_second_signal_stops_at_once(serve: Callable[..., Child], model: Path)
         child.process.send_signal(signal.SIGINT)
         assert child.end() == 130
         assert answer.exception(PATIENCE) is not None or answer.result().status_code in (200, 503)
-    assert not [line for line in child.lines if "Traceback" in line]
+    assert not [line for line in child.lines if "Traceback" in line], child.lines
 
 
 def test_a_port_that_is_taken_is_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

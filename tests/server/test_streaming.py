@@ -47,7 +47,8 @@ def test_padding_makes_sizes_equal(padding: int) -> None:
         assert all((len(event) + 2) % padding == 0 for event in events)
         if padding == 1000:  # more than any event
             assert len({len(event) for event in events[:-1]}) == 1
-        assert all((len(e) + 2) % 256 for e in raw_events(server, stream_options={"include_obfuscation": False})[:3])
+        unpadded = raw_events(server, stream_options={"include_obfuscation": False})
+        assert any((len(event) + 2) % 256 for event in unpadded)
 
 
 def test_a_client_may_ask_for_padding(server: Server) -> None:

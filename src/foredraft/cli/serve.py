@@ -87,7 +87,7 @@ def _serve(
 
         def tell() -> None:
             names = ", ".join(config.model_names)
-            logger.info("ready: %s/v1 serves %s, drafter %s", url, names, options.drafter)
+            logger.info("ready: %s/v1 serves %s, drafter %s; a page to chat: %s/", url, names, options.drafter, url)
 
         return asyncio.run(run())
 

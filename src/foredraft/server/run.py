@@ -61,11 +61,12 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        lifespan="on",
+        lifespan="off",  # the engine's life is ours: a second signal leaves no time for the application's end
         timeout_graceful_shutdown=drain_timeout,
     )
     server = _Server(settings)
     with _Signals() as signals:
+        engine.start()
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         try:
             await _first_of(engine.loaded(), signals.first.wait(), asyncio.shield(serving))
