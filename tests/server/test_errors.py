@@ -198,3 +198,16 @@ def test_a_stream_of_an_engine_that_breaks_down_ends_with_the_error() -> None:
         assert events[-1] == "data: [DONE]"
         assert '"error"' in events[-2]
         assert "broke down" in events[-2]
+
+
+@pytest.mark.parametrize("depth", [300, 500, 800, 2000])
+def test_nesting_beyond_reason_is_the_request_s_fault(server: Server, depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": nested}}
+    answer = server.client.post(
+        CHAT, json={"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}], "max_tokens": 1}
+    )
+    assert answer.status_code in (200, 400)
+    body = '{"messages": [{"role": "user", "content": "a", "x": ' + nested + '}], "max_tokens": 1}'
+    answer = server.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (200, 400)

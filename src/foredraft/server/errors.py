@@ -93,6 +93,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ForedraftError, _answer_foredraft_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RecursionError, _answer_nesting)
     app.add_exception_handler(Exception, _answer_fault)
 
 
@@ -112,13 +113,14 @@ async def _answer_foredraft_error(_: Request, error: Exception) -> JSONResponse:
 async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, RequestValidationError):
         raise error
-    first = error.errors()[0]
+    problems = error.errors()
+    first = problems[0]
     if first["type"] == "json_invalid":
         return error_response(f"the body is not JSON: {first['ctx']['error']}", BAD_REQUEST)
     if isinstance(error.body, bytes):
         return error_response("send a JSON body with the header content-type: application/json", BAD_REQUEST)
     # Where a field may be of several types each has its complaint: the one that came furthest is meant.
-    same_field = [e for e in error.errors() if e["loc"][:2] == first["loc"][:2]]
+    same_field = [e for e in problems if e["loc"][:2] == first["loc"][:2]]
     meant = max(same_field, key=lambda e: len(e["loc"]))
     param = _field_name(meant["loc"])
     message = f"{param}: {meant['msg']}" if param else f"the request's body: {meant['msg']}"
@@ -132,6 +134,10 @@ async def _answer_http_error(_: Request, error: Exception) -> JSONResponse:
     response = error_response(str(error.detail), failure)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _answer_nesting(_: Request, error: Exception) -> JSONResponse:
+    return error_response("the request's body is nested too deeply", BAD_REQUEST)
 
 
 async def _answer_fault(_: Request, error: Exception) -> JSONResponse:
