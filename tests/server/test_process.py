@@ -159,6 +159,8 @@ def test_a_port_that_is_taken_is_one_line(model: Path, capsys: pytest.CaptureFix
         (["-d", "ngram", "--draft-model", "x"], 2, "give one of them"),
         (["--draft-model", "x", "--speculative-config", "{}"], 2, "give one of them"),
         (["--api-key", ""], 2, "--api-key is empty"),
+        (["--api-key", "schlüssel"], 2, "--api-key takes visible ASCII characters"),
+        (["--api-key", " pad "], 2, "--api-key takes visible ASCII characters"),
         (["--port", "70000"], 2, "--port"),
         (["--stream-interval", "0"], 2, "--stream-interval"),
         (["--max-num-seqs", "0"], 2, "--max-num-seqs"),

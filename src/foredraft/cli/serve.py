@@ -56,6 +56,8 @@ def command(
         )
     if "" in config.api_keys:
         raise click.UsageError("--api-key is empty: it would let everybody in")
+    if not all(key.isascii() and key.isprintable() and key == key.strip() for key in config.api_keys):
+        raise click.UsageError("--api-key takes visible ASCII characters: no client could send another key")
     _prepare_log(log_format)
     config = replace(
         config,
