@@ -6,7 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from foredraft.server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest
 from tests.server.serving import Server, make_generator, running_server
 
 CHAT = "/v1/chat/completions"
@@ -211,3 +213,19 @@ def test_nesting_beyond_reason_is_the_request_s_fault(server: Server, depth: int
     body = '{"messages": [{"role": "user", "content": "a", "x": ' + nested + '}], "max_tokens": 1}'
     answer = server.client.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (200, 400)
+
+
+@pytest.mark.parametrize(
+    ("request_type", "body"),
+    [
+        (CompletionRequest, {"prompt": ["", 1.5] * 1000}),
+        (CompletionRequest, {"prompt": [[1.5] * 1000] * 100}),
+        (ChatCompletionRequest, {"messages": [{}] * 1000}),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": [{}] * 1000}]}),
+        (DetokenizeRequest, {"tokens": ["a"] * 1000}),
+    ],
+)
+def test_a_long_list_of_mistakes_ends_with_the_first(request_type: type[BaseModel], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        request_type.model_validate(body)
+    assert caught.value.error_count() < 10

@@ -34,7 +34,9 @@ class TextPart(Body):
     text: str | None = None
 
 
-Content = str | list[TextPart]
+#: Long lists end at their first problem: to gather millions would stop the event loop for seconds.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class Prediction(Body):
@@ -137,7 +139,7 @@ class Message(Body):
 class ChatPrompt(Body):
     """What becomes a prompt through the model's chat template."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     tools: list[Tool] | None = Field(default=None, max_length=1024)
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
@@ -163,9 +165,9 @@ class TextOptions(Body):
 class CompletionRequest(TextOptions, GenerationRequest):
     prompt: (
         str
-        | list[int]
-        | Annotated[list[str], Field(max_length=128)]
-        | Annotated[list[list[int]], Field(max_length=128)]
+        | TokenIds
+        | Annotated[list[str], Field(max_length=128, fail_fast=True)]
+        | Annotated[list[TokenIds], Field(max_length=128, fail_fast=True)]
     )
     max_tokens: int | None = 16
     logprobs: int | None = None
@@ -187,4 +189,4 @@ class TokenizeChatRequest(ChatPrompt):
 
 class DetokenizeRequest(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: TokenIds
