@@ -442,3 +442,20 @@ def test_masks_are_made_for_drafted_rows_only(monkeypatch: pytest.MonkeyPatch) -
     assert bytes(draft.tokens) == b"cat cow"
     masks_along(draft, grammar)
     assert max(made) == 7
+
+
+def test_prompts_of_one_request_share_what_was_compiled_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
+    compiled: list[StructuredOutputs] = []
+    compile_once = GrammarCompiler._compile
+    monkeypatch.setattr(
+        GrammarCompiler, "_compile", lambda self, wanted: compiled.append(wanted) or compile_once(self, wanted)
+    )
+    first, second = compiler.compile(WORDS), compiler.compile(StructuredOutputs(regex=WORDS.regex))
+    start = second.mask(()).copy()
+    first.advance(ord("c"))
+    assert not np.array_equal(first.mask(()), start)
+    assert np.array_equal(second.mask(()), start)
+    assert np.array_equal(compiler.compile(WORDS).mask(()), start)
+    compiler.compile(LIST)
+    assert compiled == [WORDS, LIST]

@@ -38,9 +38,15 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ends = sorted(t for t in tokenizer.eos_ids if t < vocab_size)
+        self._latest: tuple[StructuredOutputs, Grammar] | None = None  # the prompts of a request share theirs
 
     def compile(self, wanted: StructuredOutputs) -> Grammar:
         """For a text that begins. Raises ParameterError where no text can satisfy it, or it is no grammar at all."""
+        if self._latest is None or self._latest[0] != wanted:
+            self._latest = wanted, self._compile(wanted)
+        return self._latest[1].fork()
+
+    def _compile(self, wanted: StructuredOutputs) -> Grammar:
         from llguidance import LLMatcher
 
         if not self._ends:
