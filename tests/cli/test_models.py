@@ -51,15 +51,21 @@ def test_list_shows_the_models_here_and_those_to_be_had(capsys, home: Path) -> N
     assert value["models"][0]["path"] == str(home / "models" / "smollm2-135m.gguf")
 
 
-def test_list_names_what_is_incomplete(tmp_path: Path) -> None:
-    models = [
-        ModelOnDisk("org/model:a.gguf", None, 5_000_000, 0, is_removable=True),
-        ModelOnDisk("/gone/b.gguf", None, 0, 7_000_000, is_removable=False),
-    ]
-    assert as_text(models, [], tmp_path).splitlines()[1:] == [
-        "   5 MB       0 B  org/model:a.gguf  (unfinished)",
-        "    0 B      7 MB  /gone/b.gguf  (its file is gone)",
-    ]
+def test_list_names_what_is_incomplete_and_heads_what_lies_elsewhere(tmp_path: Path) -> None:
+    inside = ModelOnDisk("org/model:a.gguf", None, 5_000_000, 0, is_removable=True)
+    outside = ModelOnDisk("/gone/b.gguf", None, 0, 7_000_000, is_removable=False)
+    first = [f"   file  repacked  in {tmp_path}", "   5 MB       0 B  org/model:a.gguf  (unfinished)"]
+    second = ["   file  repacked  elsewhere", "    0 B      7 MB  /gone/b.gguf  (its file is gone)"]
+    assert as_text([inside, outside], [], tmp_path).splitlines() == [*first, "", *second]
+    assert as_text([inside], [], tmp_path).splitlines() == first
+    assert as_text([outside], [], tmp_path).splitlines() == second
+
+
+def test_list_of_no_models(tmp_path: Path) -> None:
+    assert as_text([], [], tmp_path) == f"no models in {tmp_path} yet\n"
+    first, empty, hint, *there = as_text([], list(CATALOGUE.values()), tmp_path).splitlines()
+    assert (first, empty, hint) == (f"no models in {tmp_path} yet", "", "foredraft pull gets these:")
+    assert len(there) == 2 * len(CATALOGUE)
 
 
 def test_rm_says_what_it_freed(capsys, home: Path) -> None:

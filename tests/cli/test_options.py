@@ -120,14 +120,14 @@ def test_no_field_of_the_engine_is_out_of_reach() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ("--temperature -1", "--temperature must be 0 (greedy) or more"),
-        ("--temperature nan", "--temperature must be a finite number"),
+        ("--temperature -1", "--temperature/--temp must be 0 (greedy) or more"),
+        ("--temperature nan", "--temperature/--temp must be a finite number"),
         ("--top-p 0", "--top-p must be above 0"),
         ("--top-p 1.5", "--top-p must be above 0 and at most 1"),
         ("--top-k -2", "--top-k must be positive"),
         ("--min-p 2", "--min-p must lie between"),
-        ("-n 0", "--max-tokens must be at least 1"),
-        ("--min-tokens 300", "--min-tokens must not exceed max_tokens"),
+        ("-n 0", "-n/--max-tokens must be at least 1"),
+        ("--min-tokens 300", "--min-tokens must not exceed -n/--max-tokens"),
         ("--repetition-penalty 0", "--repetition-penalty must lie between 0.01"),
         ("--presence-penalty 3", "--presence-penalty must lie between"),
         ("--logit-bias 5", "'5' is not of the form TOKEN_ID=BIAS"),
@@ -150,6 +150,27 @@ def test_an_impossible_value_is_bad_usage(args: str, words: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         parse(*args.split())
     assert words in caught.value.format_message()
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "line"),
+    [
+        ("-c 9", "max_model_len", "-c/--max-model-len is wrong"),
+        ("-d x", "drafter", "-d/--drafter is wrong"),
+        ("--regex (", "structured_outputs", "--regex is wrong"),
+        ("--json-schema {}", "structured_outputs", "--json-schema is wrong"),
+        ("", "--peers", "--peers is wrong"),
+    ],
+)
+def test_what_is_wrong_only_when_the_command_runs_is_told_by_its_flag(args: str, field: str, line: str) -> None:
+    @click.command()
+    @engine_options
+    @sampling_options
+    def fail(options: EngineOptions, params: SamplingParams) -> None:
+        raise ParameterError(field, "is wrong")
+
+    result = CliRunner().invoke(fail, ["-m", "m", *args.split()], standalone_mode=False)
+    assert str(result.exception) == line
 
 
 def test_vllms_words_for_the_same_choices() -> None:

@@ -36,15 +36,29 @@ def command(json_target: str | None) -> None:
 
 
 def as_text(models: Sequence[ModelOnDisk], missing: Sequence[CatalogueEntry], home: Path) -> str:
-    """At most 80 columns wide, unless names are long."""
-    lines = [f"{'file':>7}  {'repacked':>8}  in {home}"]
+    """At most 80 columns wide, unless names are long. A part without models is left out, heading and all."""
+    parts = [
+        _table(f"in {home}", [model for model in models if model.is_removable]),
+        _table("elsewhere", [model for model in models if not model.is_removable]),
+        _offers(missing),
+    ]
+    if not models:
+        parts.insert(0, [f"no models in {home} yet"])
+    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+
+def _table(place: str, models: Sequence[ModelOnDisk]) -> list[str]:
+    lines = [f"{'file':>7}  {'repacked':>8}  {place}"] if models else []
     for model in models:
         state = "" if model.path is not None else "  (unfinished)" if model.file_bytes else "  (its file is gone)"
         lines.append(f"{format_bytes(model.file_bytes):>7}  {format_bytes(model.packed_bytes):>8}  {model.name}{state}")
-    if missing:
-        lines += ["", "foredraft pull gets these:"]
+    return lines
+
+
+def _offers(missing: Sequence[CatalogueEntry]) -> list[str]:
+    lines = ["foredraft pull gets these:"] if missing else []
     width = max((len(entry.name) for entry in missing), default=0)
     for entry in missing:
         lines.append(f"{format_bytes(entry.nbytes):>7}  {entry.name:<{width}}  {entry.note}".rstrip())
         lines.append(f"{'':7}  {entry.title}, {entry.licence}")
-    return "\n".join(lines) + "\n"
+    return lines

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from foredraft.engine.llm import LLM, LoadProgress
 
 Command = TypeVar("Command", bound=Callable[..., object])
+
+#: Flags that say each what the answer is: fields of StructuredOutputs.
+FORMATS = ("json_schema", "regex", "grammar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +230,8 @@ def collect(
     @functools.wraps(command)
     def collected(**values: Any) -> object:
         given = {name: value for name in names if (value := values.pop(name)) is not None}
-        return command(**values, **{argument: make(given)})
+        with _naming_flags(click.get_current_context()):
+            return command(**values, **{argument: make(given)})
 
     decorated: Any = collected
     num_others = len(getattr(command, "__click_params__", ()))
@@ -234,6 +240,22 @@ def collect(
     names += [param.name for param in decorated.__click_params__[num_others:]]
     result: Command = decorated
     return result
+
+
+@contextmanager
+def _naming_flags(ctx: click.Context) -> Iterator[None]:
+    """Errors name the flags of the command where the library names fields: `-c/--max-model-len`, not max_model_len."""
+    try:
+        yield
+    except ParameterError as error:
+        options = [param for param in ctx.command.params if isinstance(param, click.Option)]
+        flags = {str(option.name): "/".join(option.opts) for option in options}
+        flags["structured_outputs"] = "".join(flags[name] for name in FORMATS if ctx.params.get(name))
+        if error.field not in flags:
+            raise
+        problem = str(error).removeprefix(error.field)
+        problem = re.sub("[a-z]+(_[a-z]+)+", lambda field: flags.get(field[0], field[0]), problem)
+        raise click.UsageError(flags[error.field] + problem, ctx) from error
 
 
 def _make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
@@ -267,7 +289,7 @@ def _make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
 def _make_sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """The command line is greedy unless told otherwise."""
     values = dict(given)
-    wanted = {name: values.pop(name) for name in ("json_schema", "regex", "grammar") if name in values}
+    wanted = {name: values.pop(name) for name in FORMATS if name in values}
     if len(wanted) > 1:
         raise click.UsageError("--json-schema, --regex and --grammar say each what the answer is; give one of them")
     schema = wanted.get("json_schema")
@@ -275,12 +297,8 @@ def _make_sampling_params(given: Mapping[str, Any]) -> SamplingParams:
         wanted["json_schema"] = read_text(schema)
     if "grammar" in wanted:
         wanted["grammar"] = read_text(wanted["grammar"])
-    try:
-        structured_outputs = StructuredOutputs(**wanted) if wanted else None
-        return SamplingParams(**{"temperature": 0.0, **values}, structured_outputs=structured_outputs)
-    except ParameterError as error:
-        flag = "--" + error.field.replace("_", "-")
-        raise click.UsageError(flag + str(error).removeprefix(error.field)) from error
+    structured_outputs = StructuredOutputs(**wanted) if wanted else None
+    return SamplingParams(**{"temperature": 0.0, **values}, structured_outputs=structured_outputs)
 
 
 def _parse_draft_vocab(ctx: click.Context, param: click.Parameter, value: str | None) -> str | int | None:

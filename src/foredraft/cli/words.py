@@ -22,9 +22,11 @@ def token_texts(tokenizer: TokenBytes, ids: Iterable[int]) -> list[str]:
 
 
 def summarise(completion: Completion) -> str:
-    """One line: length, speed, and what speculation did."""
-    spec, timing = completion.speculation, completion.timing
-    words = f"{completion.usage.completion_tokens} tokens, {timing.tokens_per_s:.1f} tokens/s"
+    """One line: length, speed (there is none for what a single pass said), and what speculation did."""
+    spec, timing, num_tokens = completion.speculation, completion.timing, completion.usage.completion_tokens
+    words = "1 token" if num_tokens == 1 else f"{num_tokens} tokens"
+    if timing.tokens_per_s:
+        words += f", {timing.tokens_per_s:.1f} tokens/s"
     if spec.num_drafts:
         words += f"; {spec.tokens_per_pass:.2f} tokens a pass, {describe_acceptance(completion)}"
     return f"[{words}; first token after {timing.prefill_s:.2f} s, loaded in {timing.load_s:.2f} s]"
