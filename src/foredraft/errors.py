@@ -34,7 +34,12 @@ class ParameterError(ForedraftError, ValueError):
         self.field = field
 
 
-class PromptTooLongError(ForedraftError, ValueError): ...
+class PromptTooLongError(ForedraftError, ValueError):
+    """`field` is the name the user wrote."""
+
+    def __init__(self, message: str, field: str = "prompt") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ModelFileError(ForedraftError): ...

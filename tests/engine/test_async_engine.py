@@ -136,7 +136,15 @@ def test_the_queue_is_full_and_empties_again() -> None:
         streams = [await engine.submit([PROMPT], params)]
         waiting = [asyncio.ensure_future(engine.submit([PROMPT], params)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(QueueFullError, match="3 answers wait already"):
+        with pytest.raises(QueueFullError, match="3 answers wait already and 2 more are too many"):
+            await engine.submit([PROMPT], replace(params, n=2))
+        with pytest.raises(QueueFullError):
+            await engine.submit([PROMPT, PROMPT], params)
+        with pytest.raises(ParameterError, match=r"n asks for 5 answers, all prompts together, and .* takes 4 at most"):
+            await engine.submit([PROMPT], replace(params, n=5))
+        waiting.append(asyncio.ensure_future(engine.submit([PROMPT], params)))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
             await engine.submit([PROMPT], params)
         gate.open.set()
         for stream in [*streams, *[await submitted for submitted in waiting]]:

@@ -109,8 +109,9 @@ def test_an_image_is_refused_and_text_goes_on(server: Server, kind: str) -> None
 
 @pytest.mark.parametrize("length", [512, 600, 5000])
 def test_a_prompt_that_is_too_long(server: Server, length: int) -> None:
-    for response in (server.complete("x" * length), server.chat("x" * length)):
+    for response, param in ((server.complete("x" * length), "prompt"), (server.chat("x" * length), "messages")):
         error = error_of(response, 400)
+        assert error["param"] == param
         assert error["code"] == "context_length_exceeded"
         assert "shorten the prompt" in error["message"]
 

@@ -52,7 +52,16 @@ def locked() -> Iterator[Server]:
 
 @pytest.mark.parametrize(
     "given",
-    [None, "", "Bearer", "Bearer open-sesam", "Bearer open-sesame2", "open-sesame", "Basic open-sesame"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer open-sesam",
+        "Bearer open-sesame2",
+        "Beareropen-sesame",
+        "open-sesame",
+        "Basic open-sesame",
+    ],
 )
 def test_without_a_key_nothing_is_told(locked: Server, given: str | None) -> None:
     headers = {} if given is None else {"authorization": given}
@@ -63,8 +72,9 @@ def test_without_a_key_nothing_is_told(locked: Server, given: str | None) -> Non
 
 
 @pytest.mark.parametrize("key", ["open-sesame", "second key"])
-def test_each_key_opens(locked: Server, key: str) -> None:
-    response = locked.client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+@pytest.mark.parametrize("start", ["Bearer ", "bearer ", "BEARER   ", "Bearer\t"])
+def test_each_key_opens(locked: Server, start: str, key: str) -> None:
+    response = locked.client.get("/v1/models", headers={"authorization": start + key})
     assert response.status_code == 200
 
 

@@ -100,6 +100,7 @@ def gather(stream: Any) -> tuple[dict[str, Any], str | None]:
     for chunk in stream:
         for choice in chunk.choices:
             delta = choice.delta.model_dump(exclude_unset=True)
+            assert any(delta.values()) or choice.finish_reason, "an event without news"
             for key in ("content", "reasoning_content"):
                 if delta.get(key):
                     message[key] = (message[key] or "") + delta[key]

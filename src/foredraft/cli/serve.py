@@ -58,12 +58,15 @@ def command(
         raise click.UsageError("--api-key is empty: it would let everybody in")
     if not all(key.isascii() and key.isprintable() and key == key.strip() for key in config.api_keys):
         raise click.UsageError("--api-key takes visible ASCII characters: no client could send another key")
-    _prepare_log(log_format)
     config = replace(
         config,
         model_names=config.model_names or (options.model,),
         api_keys=config.api_keys or tuple(os.environ.get(KEY_VARIABLE, "").split()),
     )
+    for name in config.model_names:
+        if not name.isprintable() or name != name.strip() or not name:
+            raise click.UsageError(f"{name!a} cannot be a model's name: give visible characters by --served-model-name")
+    _prepare_log(log_format)
     received = _serve(session, options, config, host, port, drain_timeout)
     return 130 if received == signal.SIGINT else 0
 

@@ -35,7 +35,7 @@ def server_options(command: Command) -> Command:
         click.option(
             "--max-num-waiting",
             type=click.IntRange(1),
-            help=f"Answers that may wait; further requests get status 429.{shown('max_num_waiting', ServerConfig)}",
+            help=f"Answers that may wait; requests beyond get status 429.{shown('max_num_waiting', ServerConfig)}",
         ),
         click.option(
             "--max-body-bytes", type=click.IntRange(1), help=f"Largest request.{shown('max_body_bytes', ServerConfig)}"

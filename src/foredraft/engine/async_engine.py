@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from foredraft.engine.generator import Generator
 from foredraft.engine.stats import EngineSnapshot
-from foredraft.errors import EngineFailedError, EngineUnavailableError, ForedraftError, QueueFullError
+from foredraft.errors import (
+    EngineFailedError,
+    EngineUnavailableError,
+    ForedraftError,
+    ParameterError,
+    QueueFullError,
+)
 from foredraft.types import Chunk, SamplingParams
 
 if TYPE_CHECKING:
@@ -52,7 +58,7 @@ class AsyncEngine:
     """The event loop's side. All methods are for the loop that called `start`.
 
     load: makes the generator, in the engine's thread; it should give up once `is_stopping`.
-    max_num_waiting: a request is refused while so many sequences wait already.
+    max_num_waiting: a request is refused if with its own sequences more would wait.
     """
 
     def __init__(self, load: Callable[[], Generator], *, max_num_waiting: int) -> None:
@@ -130,9 +136,8 @@ class AsyncEngine:
         Raises ParameterError, PromptTooLongError, QueueFullError, EngineUnavailableError, EngineFailedError.
         """
         self._refuse_unless("ready")
-        if self.num_waiting >= self._max_num_waiting:
-            raise QueueFullError(f"{self.num_waiting} answers wait already; try again in a moment")
         num_choices = len(prompts) * params.n
+        self._refuse_unless_room(num_choices)
         stream = AnswerStream(num_choices, observer, self._loop.create_future(), self._close)
         self._num_sent += num_choices
         self._open.add(stream)
@@ -165,6 +170,18 @@ class AsyncEngine:
             raise self._error
         if self.state not in states:
             raise EngineUnavailableError(_REFUSALS[self.state])
+
+    def _refuse_unless_room(self, num_choices: int) -> None:
+        """Room is in the batch and in the queue together: what may run at once does not count as waiting."""
+        room = self.generator.max_num_seqs + self._max_num_waiting
+        if num_choices > room:
+            raise ParameterError(
+                "n", f"asks for {num_choices} answers, all prompts together, and this server takes {room} at most"
+            )
+        if self._snapshot.num_running + self.num_waiting + num_choices > room:
+            raise QueueFullError(
+                f"{self.num_waiting} answers wait already and {num_choices} more are too many; try again in a moment"
+            )
 
     def _close(self, stream: AnswerStream) -> None:
         """The stream has ended, or nobody reads it any more."""

@@ -68,6 +68,7 @@ class Generator:
             raise ParameterError("max_num_batched_tokens", "must be at least 1")
         self.model = model
         self.tokenizer = tokenizer
+        self.max_num_seqs = max_num_seqs
         self._grammars = GrammarCompiler(tokenizer, model.vocab_size)
         self._method: RejectionMethod = rejection_sample_method
         self._native = native  # the C++ samplers, for a model whose logits are float32 numpy arrays

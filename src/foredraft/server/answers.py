@@ -99,10 +99,20 @@ class ChatChunkChoice(Choice):
     delta: MessageReport
     logprobs: ChatLogprobs | None
 
+    @property
+    def adds(self) -> bool:
+        delta = self.delta
+        has_text = bool(delta.content or delta.reasoning_content or delta.tool_calls)
+        return has_text or self.logprobs is not None or self.finish_reason is not None
+
 
 class TextChoice(Choice):
     text: str
     logprobs: CompletionLogprobs | None
+
+    @property
+    def adds(self) -> bool:
+        return bool(self.text) or self.logprobs is not None or self.finish_reason is not None
 
 
 class Answer(BaseModel):

@@ -27,8 +27,8 @@ class Authentication:
         if scope["type"] != "http" or not self._digests or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
-        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = _digest(token.strip())
+        scheme, *rest = Headers(scope=scope).get("authorization", "").split(maxsplit=1) or [""]
+        given = _digest("".join(rest).strip())
         # Every key is compared, and digests in constant time: the time tells nothing of the keys.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         if scheme.lower() != "bearer" or not any(matches):

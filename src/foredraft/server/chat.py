@@ -40,17 +40,16 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     chat = body.model_copy(update={"tools": None}) if body.tool_choice == "none" else body
     prompt = await chat_prompt(tokenizer, chat)
     thinking = thinking_after(tokenizer, prompt)
-    with blamed(_constraint_field(body)):
+    with blamed({"prompt": "messages", "structured_outputs": _constraint_field(body)}):
         params = replace(params, structured_outputs=wanted_text(wanted_format(body), tools, thinking))
         form = ChatForm(tokenizer, MessageShape(thinking, tools, body.include_reasoning is not False))
         return await respond(request, body, form, [prompt], params)
 
 
-def _constraint_field(body: ChatCompletionRequest) -> dict[str, str]:
+def _constraint_field(body: ChatCompletionRequest) -> str:
     """Whom to blame for a grammar that cannot be."""
     has_format = body.response_format is not None and body.response_format.type != "text"
-    field = "structured_outputs" if body.structured_outputs else "response_format" if has_format else "tools"
-    return {"structured_outputs": field}
+    return "structured_outputs" if body.structured_outputs else "response_format" if has_format else "tools"
 
 
 class ChatForm:

@@ -47,7 +47,7 @@ INTERNAL = Failure(500, "internal_error", "internal_error")
 _FAILURES: Mapping[type[ForedraftError], Failure] = {
     ParameterError: BAD_REQUEST,
     ChatTemplateError: Failure(400, param="messages"),
-    PromptTooLongError: Failure(400, code="context_length_exceeded", param="messages"),
+    PromptTooLongError: Failure(400, code="context_length_exceeded"),
     GrammarError: Failure(400, code="grammar_failed"),
     ModelNotFoundError: Failure(404, code="model_not_found", param="model"),
     QueueFullError: Failure(429, "rate_limit_error", "queue_full", may_retry=True),
@@ -84,7 +84,7 @@ def status_response(status: int, message: str) -> JSONResponse:
 def describe(error: ForedraftError) -> tuple[str, Failure, str | None]:
     """Message, kind and the field that is to blame."""
     failure = next((failure for kind, failure in _FAILURES.items() if isinstance(error, kind)), INTERNAL)
-    if isinstance(error, ParameterError):
+    if isinstance(error, ParameterError | PromptTooLongError):
         return str(error), failure, _CLIENT_NAMES.get(error.field, error.field)
     return str(error), failure, None
 

@@ -24,6 +24,17 @@ from foredraft.server.tokens import TokenTexts
 from foredraft.types import Chunk, Completion, SamplingParams
 
 
+class Piece(Protocol):
+    """What a chunk adds to its choice."""
+
+    token_ids: list[int] | None
+
+    @property
+    def adds(self) -> bool:
+        """Whether there is anything in it: a tool call's layout and a thought that is left out are nothing."""
+        ...
+
+
 class Form(Protocol):
     """How answers look in one of the APIs. An object serves one request."""
 
@@ -31,7 +42,7 @@ class Form(Protocol):
     is_chat: bool
 
     def make_choice(self, completion: Completion) -> Choice: ...
-    def make_piece(self, chunk: Chunk, texts: Sequence[str], *, is_first: bool) -> Choice:
+    def make_piece(self, chunk: Chunk, texts: Sequence[str], *, is_first: bool) -> Piece:
         """What a chunk adds to its choice. texts: of its tokens; is_first: of the choice."""
         ...
 
@@ -121,9 +132,9 @@ async def _chunks(job: _Job, shape: StreamShape) -> AsyncIterator[Answer]:
         own_texts = texts.setdefault(chunk.index, TokenTexts(job.tokenizer)).add(chunk.token_ids)
         if chunk.completion is not None:
             job.finish(chunk.index, chunk.completion)
-        if not (chunk.text or chunk.logprobs or wants_every_token or is_first or chunk.finish_reason):
-            continue
         choice = job.form.make_piece(chunk, own_texts, is_first=is_first)
+        if not (choice.adds or wants_every_token or is_first):
+            continue
         if job.body.return_token_ids:
             choice.token_ids = list(chunk.token_ids)
         answer = _make_chunk(job, [choice], shape)
@@ -142,7 +153,7 @@ async def _chunks(job: _Job, shape: StreamShape) -> AsyncIterator[Answer]:
         yield answer
 
 
-def _make_chunk(job: _Job, choices: Sequence[Choice], shape: StreamShape) -> Answer:
+def _make_chunk(job: _Job, choices: Sequence[Piece], shape: StreamShape) -> Answer:
     chunk = job.form.make_answer(choices, job.head, is_chunk=True)
     if shape.include_usage:
         chunk.usage = None

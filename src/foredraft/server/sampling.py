@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from foredraft.errors import ParameterError
+from foredraft.errors import ParameterError, PromptTooLongError
 from foredraft.server.protocol import ChatCompletionRequest, CompletionRequest, Content, GenerationRequest
 from foredraft.types import SamplingParams
 
@@ -96,6 +96,8 @@ def blamed(names: Mapping[str, str]) -> Iterator[None]:
     except ParameterError as error:
         name = names.get(error.field, error.field)
         raise ParameterError(name, str(error).removeprefix(error.field + " ")) from error
+    except PromptTooLongError as error:
+        raise PromptTooLongError(str(error), names.get(error.field, error.field)) from error
 
 
 def _limited(name: str, asked: int | None, limit: int | None) -> int | None:
