@@ -275,8 +275,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """num_cached_tokens: of the prompt, those that the prefix cache held already when the answer was begun."""
+
     prompt_tokens: int
     completion_tokens: int
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

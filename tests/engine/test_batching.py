@@ -367,3 +367,22 @@ def test_whatever_comes(
     assert_idle(gen)
     for request, (number, max_tokens) in expected.items():
         assert texts[request] == list(alone[id(GREEDY)][number][1])[:max_tokens]  # type: ignore[call-overload]
+
+
+def test_the_usage_tells_what_the_cache_held() -> None:
+    gen = generator()
+    params = replace(GREEDY, max_tokens=2)
+    prompt = list(range(100))
+    cached = [gen.generate(p, params)[0].usage.num_cached_tokens for p in (prompt, prompt, [*prompt[:70], 7, 8, 9])]
+    assert cached == [0, 96, 64]
+    assert all(n % BLOCK_SIZE == 0 for n in cached)
+    without = generator(enable_prefix_caching=False)
+    assert [without.generate(prompt, params)[0].usage.num_cached_tokens for _ in range(2)] == [0, 0]
+
+
+def test_what_a_preempted_one_finds_again_was_not_cached() -> None:
+    gen = generator(num_blocks=SMALL)
+    seqs = [gen.submit(list(range(first, first + 100)), GREEDY)[0] for first in (0, 100)]
+    done = finish(gen)
+    assert gen.snapshot().num_preemptions > 0
+    assert all(done[seq.request_id].usage.num_cached_tokens == 0 for seq in seqs)

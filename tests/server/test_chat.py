@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foredraft.types import SamplingParams
-from tests.server.serving import Server
+from tests.server.serving import Server, running_server
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -174,3 +174,17 @@ def test_nulls_are_defaults(server: Server) -> None:
     ]
     given = {**dict.fromkeys(names), "max_tokens": 3}
     assert server.chat("x", **given).status_code == 200
+
+
+def test_the_usage_tells_what_was_cached() -> None:
+    def cached(server: Server, **fields: Any) -> int:
+        usage = server.post(TEXT, max_tokens=2, **fields).json()["usage"]
+        events = server.events(TEXT, max_tokens=2, stream_options={"include_usage": True}, **fields)
+        assert events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+        assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    with running_server() as server:
+        assert cached(server, prompt="x" * 70, n=3) == 0  # its own choices share it, but it was new
+        assert cached(server, prompt="x" * 64 + "y" * 64) == 64
+        assert cached(server, prompt=["x" * 70, "x" * 64 + "y" * 64 + "z", "z" * 70], n=2) == 64 + 128

@@ -285,7 +285,7 @@ class Generator:
             text=seq.detokenizer.text,
             token_ids=tuple(seq.output),
             finish_reason=seq.finish_reason,
-            usage=Usage(seq.num_prompt_tokens, len(seq.output)),
+            usage=Usage(seq.num_prompt_tokens, len(seq.output), seq.num_cached_tokens),
             origins=tuple(seq.origins),
             speculation=seq.stats.speculation(seq.origins),
             timing=seq.stats.timing(self._load_s, len(seq.output)),

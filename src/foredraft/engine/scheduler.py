@@ -139,6 +139,7 @@ class Scheduler:
             computing.update(hashes[len(known) :])
             if not seq.num_preemptions:
                 new.append(seq)
+                seq.num_cached_tokens = seq.num_computed
                 self._prefix_queries += len(seq.tokens)
                 self._prefix_hits += seq.num_computed
         self._waiting.extendleft(reversed(held_back))

@@ -60,6 +60,7 @@ class Sequence:
         self.stats = RequestStats()
         self.table = table
         self.num_computed = 0
+        self.num_cached_tokens = 0  # of the prompt, found in the cache when it was first admitted
         self.num_preemptions = 0
 
     @property

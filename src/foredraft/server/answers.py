@@ -17,10 +17,17 @@ class CompletionTokensDetails(BaseModel):
     rejected_prediction_tokens: int = 0
 
 
+class PromptTokensDetails(BaseModel):
+    """Tokens that an earlier prompt began with as well, so that they were not computed again."""
+
+    cached_tokens: int = 0
+
+
 class UsageReport(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
 
 
@@ -184,9 +191,11 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
-def report_usage(prompts: Iterable[Sequence[int]], completions: Iterable[Completion]) -> UsageReport:
-    """Each prompt counts once, however many choices it has."""
-    completions = list(completions)
+def report_usage(prompts: Sequence[Sequence[int]], completions: Iterable[Completion]) -> UsageReport:
+    """Each prompt counts once, however many choices it has: as the one that found least of it in the cache."""
+    completions = sorted(completions, key=lambda completion: completion.index)
+    n = len(completions) // len(prompts)
+    cached = [c.usage.num_cached_tokens for c in completions]
     predicted = [c.speculation.by_drafter.get("prediction", {}) for c in completions]
     drafted = sum(counts.get("draft_tokens", 0) for counts in predicted)
     accepted = sum(counts.get("accepted_tokens", 0) for counts in predicted)
@@ -196,6 +205,9 @@ def report_usage(prompts: Iterable[Sequence[int]], completions: Iterable[Complet
         prompt_tokens=num_prompt,
         completion_tokens=num_completion,
         total_tokens=num_prompt + num_completion,
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=sum(min(cached[first : first + n]) for first in range(0, len(cached), n))
+        ),
         completion_tokens_details=CompletionTokensDetails(
             accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
         ),
