@@ -72,6 +72,7 @@ def as_json(
     """The object that `--json` writes: the answer, and what was asked of whom."""
     value = asdict(completion)
     del value["index"], value["logprobs"]
+    del value["usage"]["num_cached_tokens"]  # a process's first prompt finds nothing in the cache
     if completion.logprobs is not None:
         value["logprobs"] = [_logprob_as_json(entry, tokenizer) for entry in completion.logprobs]
     return value | {"model": options.model, "drafter": options.drafter, "parameters": asdict(params)}
