@@ -4,14 +4,16 @@ import inspect
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import foredraft
-from foredraft import LLM, Completion, SamplingParams
+from foredraft import LLM, Completion, SamplingParams, StructuredOutputs
 from foredraft.errors import ParameterError
+from foredraft.testing import make_tiny_gguf
 
 
 def test_the_public_names() -> None:
@@ -68,6 +70,13 @@ def test_the_version_is_the_packages() -> None:
     assert done.stdout.strip()
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    make_tiny_gguf("llama", path)
+    return path
+
+
 @pytest.mark.parametrize("threads", [0, 257, 1000, 1.5])
 def test_a_number_of_threads_that_no_engine_takes(threads: float) -> None:
     with pytest.raises(ParameterError, match="threads must be a whole number from 1 to 256") as caught:
@@ -80,6 +89,14 @@ def test_a_number_of_threads_that_no_engine_takes(threads: float) -> None:
     [
         ("temperature", None),
         ("temperature", "1"),
+        ("temperature", True),
+        ("temperature", 10**400),
+        ("top_p", float("inf")),
+        ("ignore_eos", "no"),
+        ("logprobs", True),
+        ("drafters", 3),
+        ("drafters", ["ngram", 3]),
+        ("structured_outputs", {"regex": "a"}),
         ("seed", 1.5),
         ("top_k", 2.5),
         ("n", None),
@@ -93,7 +110,7 @@ def test_a_number_of_threads_that_no_engine_takes(threads: float) -> None:
         ("stop_token_ids", ["a"]),
         ("stop_token_ids", 7),
         ("logit_bias", [1]),
-        ("logit_bias", {"a": 1.0}),
+        ("logit_bias", {"5": 1.0}),
         ("logit_bias", {1: "a"}),
         ("logit_bias", {1: float("nan")}),
         ("repetition_penalty", 1e-7),
@@ -105,6 +122,64 @@ def test_a_value_that_means_nothing_is_named(name: str, value: Any) -> None:
     with pytest.raises(ParameterError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.field == name
+    assert str(caught.value).startswith(f"{name} ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "needs exactly one of"),
+        ({"regex": "a", "choice": ["b"]}, "needs exactly one of"),
+        ({"json_schema": ["type"]}, "needs text for json_schema"),
+        ({"json_schema": {"type": object()}}, "has a json_schema that JSON cannot hold"),
+        ({"json_object": "yes"}, "needs true or false for json_object"),
+        ({"choice": "yes"}, "needs a list of texts for choice"),
+        ({"choice": ["yes", ""]}, "needs texts that are not empty for choice"),
+        ({"regex": b"a"}, "needs text for regex"),
+    ],
+)
+def test_structured_outputs_that_mean_nothing(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=f"^structured_outputs {words}") as caught:
+        StructuredOutputs(**given)
+    assert caught.value.field == "structured_outputs"
+
+
+def test_a_schema_may_be_given_as_python_has_it() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    wanted = StructuredOutputs(json_schema=schema)
+    schema["type"] = "array"
+    assert wanted == StructuredOutputs(json_schema='{"type": "object"}')
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("drafter", None),
+        ("threads", "2"),
+        ("threads", True),
+        ("num_speculative_tokens", "5"),
+        ("num_speculative_tokens", 2.5),
+        ("num_speculative_tokens", 65),
+        ("prompt_lookup_min", 0),
+        ("prompt_lookup_max", "3"),
+        ("rejection_sample_method", "best"),
+        ("draft_quantize", "q3"),
+        ("draft_vocab", "32k"),
+        ("draft_vocab", 0),
+        ("max_model_len", "100"),
+        ("max_model_len", 100.0),
+        ("max_model_len", 10**6),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", "512"),
+        ("kv_cache_tokens", 31),
+        ("kv_cache_dtype", "f64"),
+    ],
+)
+def test_an_argument_of_llm_that_means_nothing_is_named(model: Path, name: str, value: Any) -> None:
+    with pytest.raises(ParameterError) as caught:
+        LLM(model, **{name: value})
+    assert caught.value.field == name
 
 
 def test_none_means_none_and_numbers_of_numpy_are_numbers() -> None:
@@ -114,3 +189,4 @@ def test_none_means_none_and_numbers_of_numpy_are_numbers() -> None:
     params = SamplingParams(**given)
     assert (params.top_k, params.seed, params.temperature, params.stop_token_ids) == (3, 4, 0.5, (0, 1))
     assert type(params.top_k) is int
+    assert type(params.temperature) is float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ TARGET = "target"
 class StructuredOutputs:
     """What the text has to be: exactly one of these. Raises ParameterError for none or several."""
 
-    json_schema: str | None = None
+    json_schema: str | dict[str, Any] | None = None  # kept as its JSON text
     json_object: bool = False  # any JSON object
     regex: str | None = None  # of the whole text
     grammar: str | None = None  # Lark or GBNF
@@ -29,9 +30,13 @@ class StructuredOutputs:
 
     def __post_init__(self) -> None:
         name = "structured_outputs"
+        if isinstance(self.json_schema, dict):
+            object.__setattr__(self, "json_schema", _json(name, self.json_schema))
         for field_name in ("json_schema", "regex", "grammar"):
             value = getattr(self, field_name)
             _check(value is None or isinstance(value, str), name, f"needs text for {field_name}")
+        _check(isinstance(self.json_object, bool), name, "needs true or false for json_object")
+        _check(not isinstance(self.choice, str), name, "needs a list of texts for choice")
         choice = _items(name, self.choice)
         _check(
             all(isinstance(text, str) and text for text in choice), name, "needs texts that are not empty for choice"
@@ -105,30 +110,33 @@ class SamplingParams:
     def _normalise(self) -> None:
         """Python's own types, and none of the caller's lists: they could change later."""
         for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-            value = getattr(self, name)
-            _check(isinstance(value, Real) and math.isfinite(value), name, "must be a finite number")
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
         for name in ("top_k", "n", "min_tokens"):
             object.__setattr__(self, name, _whole(name, getattr(self, name)))
         for name in ("seed", "max_tokens", "logprobs", "num_speculative_tokens"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        _check(isinstance(self.ignore_eos, bool), "ignore_eos", "must be true or false")
         stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
         _check(all(isinstance(text, str) for text in stop), "stop", "must be text or a list of texts")
         ids = tuple(_whole("stop_token_ids", t) for t in _items("stop_token_ids", self.stop_token_ids))
         bias = {} if self.logit_bias is None else self.logit_bias
         _check(isinstance(bias, Mapping), "logit_bias", "must map token ids to numbers")
-        _check(all(isinstance(b, Real) for b in bias.values()), "logit_bias", "must map token ids to numbers")
         if self.drafters is not None:
             names = (self.drafters,) if isinstance(self.drafters, str) else _items("drafters", self.drafters)
             _check(all(isinstance(name, str) for name in names), "drafters", "must be a list of names")
             object.__setattr__(self, "drafters", names)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", ids)
-        object.__setattr__(self, "logit_bias", {_whole("logit_bias", t): float(b) for t, b in bias.items()})
+        object.__setattr__(
+            self, "logit_bias", {_whole("logit_bias", t): _number("logit_bias", b) for t, b in bias.items()}
+        )
         _check(self.prediction is None or isinstance(self.prediction, str), "prediction", "must be text")
         wanted = self.structured_outputs
         _check(
-            wanted is None or isinstance(wanted, StructuredOutputs), "structured_outputs", "must be a StructuredOutputs"
+            wanted is None or isinstance(wanted, StructuredOutputs),
+            "structured_outputs",
+            'must be a StructuredOutputs such as StructuredOutputs(regex="yes|no")',
         )
 
     @property
@@ -153,9 +161,38 @@ def _check(condition: bool, name: str, problem: str) -> None:
         raise ParameterError(name, problem)
 
 
+def check_whole(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raises ParameterError for what is no whole number from low to high (None: or more)."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+    _check(is_whole and low <= value and (high is None or value <= high), name, f"must be a whole number {limits}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raises ParameterError for what is none of the choices."""
+    _check(value in choices, name, f"must be one of {', '.join(choices)}")
+
+
 def _whole(name: str, value: Any) -> int:
-    _check(isinstance(value, Integral), name, f"needs whole numbers, not {value!r}")
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    _check(is_whole, name, f"needs whole numbers, not {value!r}")
     return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    _check(math.isfinite(number), name, f"needs a finite number, not {str(value)[:40]}")
+    return number
+
+
+def _json(name: str, value: dict[str, Any]) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        raise ParameterError(name, "has a json_schema that JSON cannot hold") from None
 
 
 def _items(name: str, value: Any) -> tuple[Any, ...]:

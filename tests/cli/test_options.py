@@ -121,7 +121,7 @@ def test_no_field_of_the_engine_is_out_of_reach() -> None:
     ("args", "words"),
     [
         ("--temperature -1", "--temperature/--temp must be 0 (greedy) or more"),
-        ("--temperature nan", "--temperature/--temp must be a finite number"),
+        ("--temperature nan", "--temperature/--temp needs a finite number"),
         ("--top-p 0", "--top-p must be above 0"),
         ("--top-p 1.5", "--top-p must be above 0 and at most 1"),
         ("--top-k -2", "--top-k must be positive"),

@@ -68,7 +68,7 @@ def test_torch_stays_out(model: Path) -> None:
         (["-d", "model"], 2, "'model' needs its name"),
         (["-d", "ngram+ngram"], 2, "names a drafter twice"),
         (["-d", "model:smolm2-135m"], 1, "did you mean smollm2-135m"),
-        (["-c", "100000"], 2, "-c/--max-model-len must lie between"),
+        (["-c", "100000"], 2, "-c/--max-model-len must be at most the model's context of 512 tokens"),
         (["-d", "none+ngram"], 2, "'none' cannot be joined with others"),
         (["-d", "ngram+none"], 2, "'none' cannot be joined with others"),
         (["-p", "x" * 600], 1, "with the answer: shorten the prompt"),

@@ -187,11 +187,20 @@ def test_a_stop_string_completed_by_the_last_broken_character() -> None:
     assert (out.text, out.finish_reason) == ("", "stop")
 
 
-@pytest.mark.parametrize("prompts", [[1, "abc"], ["abc", 1], [[1], 2], 5, [1.5, 2], [[1, "a"]], [None], np.ones(3)])
+@pytest.mark.parametrize(
+    "prompts",
+    [[1, "abc"], ["abc", 1], [[1], 2], 5, [1.5, 2], [[1, "a"]], [None], np.ones(3), b"abc", {"prompt": "abc"}],
+)
 def test_what_is_no_prompt_is_refused(prompts: Any) -> None:
     with pytest.raises(ParameterError) as caught:
         generator("none").generate(prompts)
     assert caught.value.field == "prompt"
+
+
+def test_parameters_are_sampling_parameters() -> None:
+    given: Any = {"max_tokens": 4}
+    with pytest.raises(ParameterError, match="^params must be a SamplingParams such as"):
+        generator("none").generate("abc", given)
 
 
 def test_arrays_and_their_integers_are_token_ids() -> None:

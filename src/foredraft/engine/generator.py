@@ -9,7 +9,7 @@ from collections.abc import Generator as Stream
 from collections.abc import Sequence as SequenceOf
 from itertools import count
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from foredraft.algo.sampler import RejectionMethod, make_sampler
 from foredraft.drafters.base import Drafter
@@ -25,7 +25,7 @@ from foredraft.errors import ParameterError, PromptTooLongError
 from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
 from foredraft.models.base import BLOCK_SIZE, LanguageModel, TextTokenizer
 from foredraft.models.chat_template import encode_chat
-from foredraft.types import MAX_DRAFT, Chunk, Completion, SamplingParams, Usage
+from foredraft.types import MAX_DRAFT, Chunk, Completion, SamplingParams, Usage, check_choice, check_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,12 +60,10 @@ class Generator:
         load_s: float = 0.0,
     ) -> None:
         max_draft = DEFAULT_MAX_DRAFT if num_speculative_tokens is None else num_speculative_tokens
-        if not 0 <= max_draft <= MAX_DRAFT:
-            raise ParameterError("num_speculative_tokens", f"must lie between 0 and {MAX_DRAFT}")
-        if max_num_seqs < 1:
-            raise ParameterError("max_num_seqs", "must be at least 1")
-        if max_num_batched_tokens < 1:
-            raise ParameterError("max_num_batched_tokens", "must be at least 1")
+        check_whole("num_speculative_tokens", max_draft, 0, MAX_DRAFT)
+        check_whole("max_num_seqs", max_num_seqs, 1)
+        check_whole("max_num_batched_tokens", max_num_batched_tokens, 1)
+        check_choice("rejection_sample_method", rejection_sample_method, get_args(RejectionMethod))
         self.model = model
         self.tokenizer = tokenizer
         self.max_num_seqs = max_num_seqs
@@ -95,7 +93,7 @@ class Generator:
 
         Raises PromptTooLongError or ParameterError before anything runs.
         """
-        params = params or SamplingParams()
+        params = _checked_params(params)
         seqs = [s for ids in self._token_ids(prompts) for s in self._make_sequences(ids, params)]
         return self._run(seqs)
 
@@ -106,11 +104,18 @@ class Generator:
         *,
         tools: SequenceOf[Mapping[str, Any]] | None = None,
     ) -> list[Completion]:
-        """Answer a chat, through the model's own template."""
+        """Answer a chat, through the model's own template. tools: what the model may call, as OpenAI writes them."""
         return self.generate(self.render_chat(messages, tools=tools), params)
 
-    def stream_chat(self, messages: SequenceOf[Message], params: SamplingParams | None = None) -> ChunkStream:
-        return self.stream(self.render_chat(messages), params)
+    def stream_chat(
+        self,
+        messages: SequenceOf[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: SequenceOf[Mapping[str, Any]] | None = None,
+    ) -> ChunkStream:
+        """The same, as it comes; see `stream`."""
+        return self.stream(self.render_chat(messages, tools=tools), params)
 
     def render_chat(
         self, messages: SequenceOf[Message], *, tools: SequenceOf[Mapping[str, Any]] | None = None
@@ -126,7 +131,7 @@ class Generator:
         cache_salt: cached prefixes are shared only among requests of one salt. Raises PromptTooLongError,
         ParameterError.
         """
-        seqs = self._make_sequences(self._checked(prompt_ids), params or SamplingParams(), cache_salt)
+        seqs = self._make_sequences(self._checked(prompt_ids), _checked_params(params), cache_salt)
         self._schedule(seqs)
         return seqs
 
@@ -302,6 +307,12 @@ def _advise_more(model: LanguageModel) -> str:
     return ""
 
 
+def _checked_params(params: SamplingParams | None) -> SamplingParams:
+    if not isinstance(params, SamplingParams | None):
+        raise ParameterError("params", "must be a SamplingParams such as SamplingParams(temperature=0)")
+    return SamplingParams() if params is None else params
+
+
 def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
     """Every prompt by itself. Arrays stand for lists; integers of other libraries for Python's."""
     if isinstance(prompts, str):
@@ -319,6 +330,6 @@ def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
 def _as_items(value: Any) -> list[Any]:
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if not isinstance(value, Iterable):
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
         raise ParameterError("prompt", "must be text, token ids, or a list of either")
     return list(value)

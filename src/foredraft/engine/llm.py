@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from foredraft.algo.sampler import RejectionMethod
 from foredraft.drafters.registry import DraftContext, make_drafters
@@ -18,7 +18,7 @@ from foredraft.models.hub import resolve
 from foredraft.models.load import KVCacheDtype, Quantize, load_model
 from foredraft.models.native import MemoryPlan, NativeModel
 from foredraft.models.tokenizer import Tokenizer
-from foredraft.types import MAX_THREADS
+from foredraft.types import MAX_THREADS, check_choice, check_whole
 
 if TYPE_CHECKING:
     from foredraft._native import ThreadPool
@@ -70,8 +70,16 @@ class LLM(Generator):
     ) -> None:
         began = perf_counter()
         core = load_core()
-        if threads is not None and not (isinstance(threads, int) and 1 <= threads <= MAX_THREADS):
-            raise ParameterError("threads", f"must be a whole number from 1 to {MAX_THREADS}")
+        if not isinstance(drafter, str):
+            raise ParameterError("drafter", "must be text: 'none' for plain decoding, 'ngram', 'model:NAME' ...")
+        if threads is not None:
+            check_whole("threads", threads, 1, MAX_THREADS)
+        for name, value in (("prompt_lookup_min", prompt_lookup_min), ("prompt_lookup_max", prompt_lookup_max)):
+            if value is not None:
+                check_whole(name, value, 1)
+        check_choice("draft_quantize", draft_quantize, get_args(DraftQuantize))
+        if draft_vocab not in ("auto", "full"):
+            check_whole("draft_vocab", draft_vocab, 1)
         pool: ThreadPool = core.ThreadPool(threads or core.default_threads())
 
         def find(name: str | os.PathLike[str]) -> Path:

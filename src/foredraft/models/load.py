@@ -17,7 +17,7 @@ from foredraft.models.gguf import GGUFFile, load_core, read_gguf
 from foredraft.models.hub import packed_directory
 from foredraft.models.native import MemoryPlan, NativeModel
 from foredraft.models.packed_cache import PackedTensor, PackedWeights, Progress, identify, load_packed
-from foredraft.types import MAX_DRAFT
+from foredraft.types import MAX_DRAFT, check_choice, check_whole
 
 if TYPE_CHECKING:
     from foredraft._native import Decoder, ThreadPool
@@ -82,7 +82,7 @@ def load_model(
     except (ModelFileError, UnsupportedModelError) as error:
         raise type(error)(f"{file.path}: {error}") from None
     max_model_len = _check_length(max_model_len, arch.context_length)
-    _check_choice("kv_cache_dtype", kv_cache_dtype, ("f16", "f32"))
+    check_choice("kv_cache_dtype", kv_cache_dtype, ("f16", "f32"))
     num_blocks = _count_blocks(kv_cache_tokens, max_model_len, max_num_seqs)
 
     decoder = make_decoder(core, arch, file, pool, kernels)
@@ -108,7 +108,7 @@ def plan_tensors(file: GGUFFile, arch: Architecture, quantize: Quantize | None =
     """
     core = load_core()
     if quantize is not None:
-        _check_choice("quantize", quantize, tuple(_QUANTIZED))
+        check_choice("quantize", quantize, tuple(_QUANTIZED))
     tensors = []
     for source in [name for name in tensor_shapes(arch) if name != EMBEDDING] + [EMBEDDING] * arch.tied_head:
         info = file.tensors[source]
@@ -217,23 +217,17 @@ def _ggml_type(file: GGUFFile, name: str) -> int:
 def _check_length(max_model_len: int | None, context_length: int) -> int:
     if max_model_len is None:
         return context_length
-    if not 1 <= max_model_len <= context_length:
-        raise ParameterError("max_model_len", f"must lie between 1 and the model's context of {context_length} tokens")
+    check_whole("max_model_len", max_model_len, 1)
+    if max_model_len > context_length:
+        raise ParameterError("max_model_len", f"must be at most the model's context of {context_length} tokens")
     return max_model_len
 
 
 def _count_blocks(kv_cache_tokens: int | None, max_model_len: int, max_num_seqs: int) -> int:
     """Blocks of the cache."""
-    if max_num_seqs < 1:
-        raise ParameterError("max_num_seqs", "must be at least 1")
+    check_whole("max_num_seqs", max_num_seqs, 1)
     if kv_cache_tokens is None:
         alone = -(-(max_model_len + MAX_DRAFT) // BLOCK_SIZE)
         return max(alone, min(max_num_seqs * alone, MAX_KV_CACHE_TOKENS // BLOCK_SIZE))
-    if kv_cache_tokens < BLOCK_SIZE:
-        raise ParameterError("kv_cache_tokens", f"must be at least {BLOCK_SIZE}, one block")
+    check_whole("kv_cache_tokens", kv_cache_tokens, BLOCK_SIZE)
     return kv_cache_tokens // BLOCK_SIZE
-
-
-def _check_choice(field: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ParameterError(field, f"must be one of {', '.join(choices)}")

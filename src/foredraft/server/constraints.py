@@ -82,9 +82,8 @@ def wanted_format(body: GenerationRequest) -> StructuredOutputs | None:
             raise ParameterError(
                 "structured_outputs", "and response_format say each what the text is; give one of them"
             )
-        schema = wanted.json_ if wanted.json_ is None or isinstance(wanted.json_, str) else json.dumps(wanted.json_)
         return StructuredOutputs(
-            json_schema=schema,
+            json_schema=wanted.json_,
             json_object=bool(wanted.json_object),
             regex=wanted.regex,
             choice=wanted.choice or (),
@@ -94,7 +93,7 @@ def wanted_format(body: GenerationRequest) -> StructuredOutputs | None:
         return None
     if form.json_schema is None:
         return StructuredOutputs(json_object=True)
-    return StructuredOutputs(json_schema=json.dumps(_schema(form.json_schema.schema_)))
+    return StructuredOutputs(json_schema=_schema(form.json_schema.schema_))
 
 
 def wanted_text(
@@ -150,14 +149,14 @@ def _json_rule(schema: Mapping[str, Any], **layout: Any) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": layout})
 
 
-def _schema(schema: Mapping[str, Any] | bool) -> Mapping[str, Any]:
+def _schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
     """`true` stands for anything."""
-    return schema if isinstance(schema, Mapping) else {} if schema else {"enum": []}
+    return schema if isinstance(schema, dict) else {} if schema else {"enum": []}
 
 
-def _parse_schema(text: str) -> Mapping[str, Any]:
+def _parse_schema(given: str | dict[str, Any]) -> Mapping[str, Any]:
     try:
-        schema = json.loads(text)
+        schema = json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         schema = None
     if not isinstance(schema, Mapping):
