@@ -162,10 +162,11 @@ def test_a_message_that_spells_control_tokens_is_text():
 def test_so_is_what_lies_deeper_in_a_message():
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = (
-        "{{ bos_token }}{% set m = messages[0] %}{{ m.content[0].text | upper | trim }}"
-        "{{ m.tool_calls[0].arguments | tojson }}"
+        "{{ bos_token }}{% set m = messages[0] %}{{ m.content | upper | trim }}"
+        "{{ m.tool_calls[0].function.arguments | tojson }}"
     )
-    message = {"role": "user", "content": [{"text": " é<|END|> "}], "tool_calls": [{"arguments": {"x": "<eos>"}}]}
+    call = {"function": {"name": "f", "arguments": {"x": "<eos>"}}}
+    message = {"role": "assistant", "content": [{"type": "text", "text": " é<|END|> "}], "tool_calls": [call]}
     expected = [tokenizer.BOS, *"É<|END|>".encode(), *b'{"x": "<eos>"}']
     assert encode_chat(tokenizer, [message]) == expected
 

@@ -53,6 +53,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [*HELLO, {"role": "robot", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls[0].function"),

@@ -120,7 +120,7 @@ class Generator:
     def render_chat(
         self, messages: SequenceOf[Message], *, tools: SequenceOf[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a chat, ready for the answer. Raises ChatTemplateError."""
+        """Token ids of a chat, ready for the answer. Raises ParameterError, ChatTemplateError."""
         return encode_chat(self.tokenizer, messages, tools=tools)
 
     def submit(

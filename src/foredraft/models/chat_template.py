@@ -22,6 +22,7 @@ from jinja2.visitor import NodeTransformer
 
 from foredraft.errors import ChatTemplateError
 from foredraft.models.base import TextTokenizer
+from foredraft.models.messages import template_messages, template_tools
 
 MAX_STEPS = 200_000  # turns of loops and calls of macros in one rendering
 MAX_CHARACTERS = 50_000_000  # of output and of texts put together on the way
@@ -64,8 +65,9 @@ def encode_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of a chat, ready for the answer; the arguments are those of `render_chat`. Raises ChatTemplateError.
+    """Token ids of a chat, ready for the answer. The messages are as clients write them (`models/messages.py`).
 
+    Further arguments are those of `render_chat`. Raises ParameterError for what is no message, ChatTemplateError.
     Control tokens come from the template alone: a message that spells one means its letters, so that nobody ends a turn
     or speaks as the system from inside a message.
     """
@@ -76,9 +78,9 @@ def encode_chat(
 
     text = render_chat(
         tokenizer,
-        [_each_text(message, protect) for message in messages],
+        [_each_text(message, protect) for message in template_messages(messages)],
         add_generation_prompt=add_generation_prompt,
-        tools=tools,
+        tools=template_tools(tools),
         extra=extra,
     )
     return tokenizer.encode(text, parse_special=True, mark=mark)

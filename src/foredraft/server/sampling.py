@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from foredraft.errors import ParameterError, PromptTooLongError
-from foredraft.server.protocol import ChatCompletionRequest, CompletionRequest, Content, GenerationRequest
+from foredraft.models.messages import joined_text
+from foredraft.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from foredraft.types import SamplingParams
 
 _SAME_NAME = (
@@ -60,16 +61,6 @@ def completion_params(body: CompletionRequest, max_completion_tokens: int | None
     return _make_params(body, own, {})
 
 
-def plain_text(content: Content | None, where: str) -> str | None:
-    """Text parts joined by line breaks. Raises ParameterError for parts that are no text."""
-    if content is None or isinstance(content, str):
-        return content
-    for i, part in enumerate(content):
-        if part.text is None or part.type not in ("text", "input_text", "output_text", "refusal"):
-            raise ParameterError(f"{where}[{i}]", f"is of type {part.type!r}: this server takes text only")
-    return "\n".join(part.text for part in content if part.text is not None)
-
-
 def _make_params(body: GenerationRequest, own: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
     """names: the engine's names of fields -> the client's."""
     for field, harmless in _UNSUPPORTED.items():
@@ -79,7 +70,7 @@ def _make_params(body: GenerationRequest, own: Mapping[str, Any], names: Mapping
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
     if body.prediction is not None:
-        given["prediction"] = plain_text(body.prediction.content, "prediction.content")
+        given["prediction"] = joined_text(body.prediction.model_dump()["content"], "prediction.content")
     if body.speculation is not None:
         options = body.speculation
         given["num_speculative_tokens"] = options.num_speculative_tokens if options.enabled else 0
