@@ -1,8 +1,9 @@
 """Throughput and latency of OpenAI-compatible servers under load: a mix of all kinds of task, so many clients at once.
 
-Servers take turns at every level of concurrency. A client sends its next request when its last one is answered. Each
-level begins its prompts differently, so that no server answers from a cache of an earlier level; `cache_salt` keeps two
-ways of asking one server apart. Tokens are counted by the model's own tokenizer, the same for all servers.
+Servers take turns at every level of concurrency, and all of it is repeated. A client sends its next request when its
+last one is answered. Each level of each run begins its prompts differently, so that no server answers from the cache of
+an earlier one; `cache_salt` keeps two ways of asking one server apart. Tokens are counted by the model's own tokenizer,
+the same for all servers.
 
     foredraft serve qwen2.5-coder-1.5b -d ngram+model:qwen2.5-coder-0.5b --max-num-seqs 16 &
     llama-server -m FILE.gguf -c 40960 -np 16 -t 2 -fa on --port 8080 &
@@ -16,14 +17,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import zip_longest
 from statistics import geometric_mean, median, quantiles
+from sys import stderr
 from time import perf_counter
 from typing import Any
 
-from openai import AsyncOpenAI
+import httpx
 
 from foredraft.bench.workloads import GROUPS, load_workload
 from foredraft.models.gguf import read_gguf
@@ -34,7 +37,7 @@ from foredraft.models.tokenizer import Tokenizer
 @dataclass(frozen=True, slots=True)
 class Server:
     name: str
-    client: AsyncOpenAI
+    client: httpx.AsyncClient  # a bare one: it shares the processors with the servers
     body: dict[str, Any]  # fields that go with every request
 
 
@@ -47,6 +50,30 @@ class Answer:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One server under so many clients, in one run."""
+
+    tokens_per_s: float  # of all answers together, prompts included
+    first_s: float  # median
+    first_s_90: float  # nine of ten are faster
+    then_tokens_per_s: float  # of an answer after its first text, geometric mean
+    total_s: float
+    total_s_90: float
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], seconds: float) -> Level:
+        firsts, totals = [a.first_s for a in answers], [a.total_s for a in answers]
+        return cls(
+            sum(a.num_tokens for a in answers) / seconds,
+            median(firsts),
+            quantiles(firsts, n=10)[-1],
+            geometric_mean((a.num_tokens - 1) / (a.total_s - a.first_s) for a in answers if a.num_tokens > 8),
+            median(totals),
+            quantiles(totals, n=10)[-1],
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -54,6 +81,7 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,2,4,8,16")
     parser.add_argument("--limit", type=int, default=2, help="prompts of each kind")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     asyncio.run(measure(args))
 
@@ -62,13 +90,24 @@ async def measure(args: argparse.Namespace) -> None:
     tokenizer = Tokenizer(read_gguf(resolve(args.model)).metadata)
     prompts = list(mixed(args.limit))
     servers = [parse_server(text) for text in args.servers]
-    print("| clients | server | tokens/s | first token, s | 90 % | then tokens/s | answer, s | 90 % |")
-    print("|---|---|---|---|---|---|---|---|")
-    for concurrency in map(int, args.concurrency.split(",")):
+    levels = [int(level) for level in args.concurrency.split(",")]
+    found: dict[tuple[int, str], list[Level]] = defaultdict(list)
+    for run in range(args.runs):
+        for concurrency in levels:
+            for server in servers[run % 2 :] + servers[: run % 2]:
+                began = perf_counter()
+                room = f"{concurrency}-{run}"
+                answers = await load(server, prompts, concurrency, args.tokens, tokenizer, room)
+                found[concurrency, server.name].append(Level.of(answers, perf_counter() - began))
+                print(
+                    f"run {run}:", row(concurrency, server.name, found[concurrency, server.name][-1:], 0.0), file=stderr
+                )
+    print("| clients | server | tokens/s | | x first | first token, s | 90 % | then tokens/s | answer, s | 90 % |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for concurrency in levels:
+        base = median(level.tokens_per_s for level in found[concurrency, servers[0].name])
         for server in servers:
-            began = perf_counter()
-            answers = await load(server, prompts, concurrency, args.tokens, tokenizer)
-            print_level(concurrency, server, answers, perf_counter() - began)
+            print(row(concurrency, server.name, found[concurrency, server.name], base))
 
 
 def mixed(limit: int) -> Iterator[str]:
@@ -81,49 +120,53 @@ def mixed(limit: int) -> Iterator[str]:
 def parse_server(text: str) -> Server:
     name, _, rest = text.partition("=")
     url, _, body = rest.partition(" ")
-    return Server(name, AsyncOpenAI(base_url=url, api_key="none", timeout=600), json.loads(body or "{}"))
+    return Server(name, httpx.AsyncClient(base_url=url, timeout=600), json.loads(body or "{}"))
 
 
 async def load(
-    server: Server, prompts: list[str], concurrency: int, num_tokens: int, tokenizer: Tokenizer
+    server: Server, prompts: list[str], concurrency: int, num_tokens: int, tokenizer: Tokenizer, room: str
 ) -> list[Answer]:
     """All prompts, by `concurrency` clients."""
-    model = (await server.client.models.list()).data[0].id
+    model = (await server.client.get("models")).raise_for_status().json()["data"][0]["id"]
     waiting = iter(prompts)
 
     async def answer_in_turn() -> list[Answer]:
-        return [await ask(server, model, prompt, str(concurrency), num_tokens, tokenizer) for prompt in waiting]
+        return [await ask(server, model, prompt, room, num_tokens, tokenizer) for prompt in waiting]
 
     clients = await asyncio.gather(*(answer_in_turn() for _ in range(concurrency)))
     return [answer for answers in clients for answer in answers]
 
 
-async def ask(server: Server, model: str, prompt: str, level: str, num_tokens: int, tokenizer: Tokenizer) -> Answer:
+async def ask(server: Server, model: str, prompt: str, room: str, num_tokens: int, tokenizer: Tokenizer) -> Answer:
+    body = {
+        "model": model,
+        "messages": [{"role": "system", "content": f"Room {room}. Be helpful."}, {"role": "user", "content": prompt}],
+        "temperature": 0,
+        "max_tokens": num_tokens,
+        "stream": True,
+        **server.body,
+    }
     began, first_s, text = perf_counter(), 0.0, ""
-    stream = await server.client.chat.completions.create(
-        model=model,
-        messages=[{"role": "system", "content": f"Room {level}. Be helpful."}, {"role": "user", "content": prompt}],
-        temperature=0,
-        max_tokens=num_tokens,
-        stream=True,
-        extra_body=server.body,
-    )
-    async for chunk in stream:
-        if chunk.choices and (delta := chunk.choices[0].delta.content):
-            first_s = first_s or perf_counter() - began
-            text += delta
+    async with server.client.stream("POST", "chat/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            choices = json.loads(line.removeprefix("data: "))["choices"]
+            if choices and (delta := choices[0]["delta"].get("content")):
+                first_s = first_s or perf_counter() - began
+                text += delta
     return Answer(first_s, perf_counter() - began, len(tokenizer.encode(text)))
 
 
-def print_level(concurrency: int, server: Server, answers: list[Answer], seconds: float) -> None:
-    firsts, totals = [a.first_s for a in answers], [a.total_s for a in answers]
-    then = geometric_mean((a.num_tokens - 1) / (a.total_s - a.first_s) for a in answers if a.num_tokens > 8)
-    print(
-        f"| {concurrency} | {server.name} | {sum(a.num_tokens for a in answers) / seconds:.1f} | "
-        f"{median(firsts):.2f} | {quantiles(firsts, n=10)[-1]:.2f} | {then:.1f} | "
-        f"{median(totals):.1f} | {quantiles(totals, n=10)[-1]:.1f} |",
-        flush=True,
-    )
+def row(concurrency: int, name: str, runs: Sequence[Level], base: float) -> str:
+    """Medians of the runs, and the range of the first figure; base: the first server's."""
+    rates = [level.tokens_per_s for level in runs]
+    middle = [median(getattr(level, f.name) for level in runs) for f in fields(Level)]
+    cells = [concurrency, name, f"{middle[0]:.1f}", f"{min(rates):.1f} to {max(rates):.1f}"]
+    cells += [f"{middle[0] / base:.2f}" if base else "", f"{middle[1]:.2f}", f"{middle[2]:.2f}"]
+    cells += [f"{value:.1f}" for value in middle[3:]]
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 if __name__ == "__main__":
