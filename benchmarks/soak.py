@@ -94,12 +94,12 @@ class Soak:
     faults: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
-    async def prepare(self) -> None:
-        """Ask each case alone, without speculation."""
+    async def prepare(self, every: int) -> None:
+        """Ask each case alone, without speculation. every: only every so many-th."""
         card = (await self.client.get("/v1/models")).json()["data"][0]
         prompt = read_text(16 * card["max_model_len"])
         ids = (await self.client.post("/tokenize", json={"prompt": prompt})).json()["tokens"]
-        self.cases = list(make_cases(ids, card["max_model_len"]))
+        self.cases = list(make_cases(ids, card["max_model_len"]))[::every]
         for case in self.cases:
             plain = Case(case.name, case.path, {**case.body, "speculation": {"enabled": False}})
             self.expected[case.name] = outcome = await self.ask(plain, is_stream=False)
@@ -218,7 +218,7 @@ class Soak:
             await asyncio.sleep(self.random.uniform(0, 0.5))
             if number >= num_calm and left_s % period_s > period_s / 3:
                 continue
-            [act] = self.random.choices(acts, [24, 1, 3, 1, 2, 1, 1, 1])
+            [act] = self.random.choices(acts, [20, 2, 4, 3, 2, 1, 1, 1])
             try:
                 await act()
             except httpx.HTTPError as error:
@@ -296,8 +296,8 @@ def read_memory(pid: int | None) -> tuple[int, int]:
 @contextmanager
 def serve(model: str, flags: Sequence[str], log: Path) -> Iterator[tuple[str, int]]:
     """`foredraft serve`: its address and process id. Raises SystemExit if it does not end as it should."""
-    command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", "--api-key", KEY, *FLAGS, *flags]
-    print(f"`foredraft serve {model} {' '.join([*FLAGS, *flags])}`\n", flush=True)
+    command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", "--api-key", KEY, *flags]
+    print(f"`foredraft serve {model} {' '.join(flags)}`\n", flush=True)
     with log.open("w") as written, subprocess.Popen(command, stderr=written, stdin=subprocess.DEVNULL) as process:
         try:
             while not (ready := re.search(r"ready: (http://\S+)/v1", log.read_text())):
@@ -314,13 +314,17 @@ def serve(model: str, flags: Sequence[str], log: Path) -> Iterator[tuple[str, in
 async def run(args: argparse.Namespace, url: str, pid: int | None, key: str | None) -> int:
     """Returns the number of faults."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    # Connections are not kept longer than the server keeps them; slow readers have small buffers.
-    kept = httpx.Limits(max_connections=None, max_keepalive_connections=NUM_CLIENTS, keepalive_expiry=2.0)
-    small = httpx.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)], limits=kept)
+    # A connection of its own for every request: one that is kept may be closed just as it is used. Slow readers have
+    # small buffers.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    small = httpx.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)], limits=limits)
     common: dict[str, Any] = {"base_url": url, "headers": headers, "timeout": PATIENCE_S}
-    async with httpx.AsyncClient(limits=kept, **common) as client, httpx.AsyncClient(transport=small, **common) as slow:
+    async with (
+        httpx.AsyncClient(limits=limits, **common) as client,
+        httpx.AsyncClient(transport=small, **common) as slow,
+    ):
         soak = Soak(url, client, slow, headers, random.Random(args.seed))
-        await soak.prepare()
+        await soak.prepare(args.every)
         answered = sum(outcome.status == 200 for outcome in soak.expected.values())
         print(
             f"{len(soak.cases)} requests asked one by one, {answered} answered, the others refused as bad", flush=True
@@ -355,6 +359,7 @@ def main() -> int:
     parser.add_argument("target", help="a model to serve, or the http:// address of a server")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=NUM_CLIENTS)
+    parser.add_argument("--every", type=int, default=1, help="only every so many-th of the requests")
     parser.add_argument("--seed", type=int, default=0, help="of the traffic")
     parser.add_argument("--log", type=Path, help="file for the server's log")
     parser.add_argument("--api-key", help="of a server that runs already")
@@ -364,7 +369,7 @@ def main() -> int:
         return 1 if asyncio.run(run(args, args.target.rstrip("/"), args.pid, args.api_key)) else 0
     with tempfile.TemporaryDirectory() as directory:
         log = args.log or Path(directory) / "log"
-        with serve(args.target, flags, log) as (url, pid):
+        with serve(args.target, [*FLAGS, *flags], log) as (url, pid):
             num_faults = asyncio.run(run(args, url, pid, KEY))
         if "Traceback" in log.read_text():
             num_faults += 1

@@ -10,8 +10,8 @@ from typing import Any
 from foredraft.bench.workloads import GROUPS, load_group
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 48}
-SEEDED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 48}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 80}
+SEEDED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 80}
 SCHEMA = {
     "type": "object",
     "properties": {
