@@ -253,9 +253,9 @@ class Soak:
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         deadline = monotonic() + PATIENCE_S
         while any(in_use := [(await self.metrics())[name] for name in names]):
-            if monotonic() > deadline:
+            if monotonic() > deadline or (await self.client.get("/health")).status_code != 200:
                 self.fault(f"not idle at the end: {in_use} are {names}")
-                break
+                return
             await asyncio.sleep(0.1)
         for case in self.cases:
             if (outcome := await self.ask(case, is_stream=False)) != self.expected[case.name]:

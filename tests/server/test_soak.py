@@ -44,14 +44,15 @@ class TellsOthersTexts(GatedGenerator):
         return [replace(chunk, text="x" + chunk.text[1:]) if several else chunk for chunk in super().step()]
 
 
-class KeepsBlocks(GatedGenerator):
-    """A request whose client leaves keeps its seat."""
+class LosesBlocks(GatedGenerator):
+    """A client that leaves costs a block of the cache."""
 
     def abort(self, request_id: int) -> None:
-        pass
+        super().abort(request_id)
+        self.engine.pool.allocate(1)
 
 
-@pytest.mark.parametrize(("kind", "words"), [(TellsOthersTexts, "'text': 'x"), (KeepsBlocks, "the engine broke down")])
+@pytest.mark.parametrize(("kind", "words"), [(TellsOthersTexts, "'text': 'x"), (LosesBlocks, "not idle at the end")])
 def test_faults_are_found(kind: type[GatedGenerator], words: str) -> None:
     model = TinyModel(vocab_size=272, max_model_len=512, num_blocks=160, kinship=8.0)
     generator = kind(model, ByteTokenizer(), [NgramDrafter()], adaptive=False, native=False)
