@@ -90,3 +90,13 @@ def test_what_is_no_message_is_named(messages: Any, field: str) -> None:
 def test_what_are_no_tools_is_named(tools: Any) -> None:
     with pytest.raises(ParameterError, match="tools must be a list of"):
         encode_chat(ByteTokenizer(), [HELLO], tools=tools)
+
+
+def test_tools_that_the_template_would_not_show_are_refused() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    tokenizer = ByteTokenizer()
+    with pytest.raises(ParameterError, match="tools are not supported by this model: its chat template knows none"):
+        encode_chat(tokenizer, [HELLO], tools=tools)
+    tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    assert encode_chat(tokenizer, [HELLO], tools=tools) == [*b"f"]
+    assert encode_chat(tokenizer, [HELLO], tools=[]) == []

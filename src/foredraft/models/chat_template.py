@@ -80,7 +80,7 @@ def encode_chat(
         tokenizer,
         [_each_text(message, protect) for message in template_messages(messages)],
         add_generation_prompt=add_generation_prompt,
-        tools=template_tools(tools),
+        tools=template_tools(tools, tokenizer.chat_template),
         extra=extra,
     )
     return tokenizer.encode(text, parse_special=True, mark=mark)

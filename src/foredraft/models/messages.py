@@ -7,6 +7,7 @@ Templates expect one text, an object, and `system`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,11 +28,19 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def template_tools(tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
-    """The tools as they are. Raises ParameterError for what is no list of objects."""
+def template_tools(
+    tools: Sequence[Mapping[str, Any]] | None, chat_template: str | None
+) -> Sequence[Mapping[str, Any]] | None:
+    """The tools as they are. Raises ParameterError for what is no list of objects, or where the template shows none."""
     if tools is not None and not (_is_list(tools) and all(isinstance(tool, Mapping) for tool in tools)):
         raise ParameterError("tools", 'must be a list of {"type": "function", "function": {"name": ...}}')
+    if tools and not knows_tools(chat_template):
+        raise ParameterError("tools", "are not supported by this model: its chat template knows none")
     return tools
+
+
+def knows_tools(chat_template: str | None) -> bool:
+    return re.search(r"\btools\b", chat_template or "") is not None
 
 
 def joined_text(content: Any, where: str) -> str:

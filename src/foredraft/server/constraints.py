@@ -13,6 +13,7 @@ from typing import Any
 
 from foredraft.engine.grammar import JSON_BLANKS
 from foredraft.errors import ParameterError
+from foredraft.models.messages import knows_tools
 from foredraft.server.protocol import ChatCompletionRequest, FunctionDefinition, GenerationRequest, NamedToolChoice
 from foredraft.server.reasoning import CLOSE as THOUGHT_CLOSE
 from foredraft.server.reasoning import OPEN as THOUGHT_OPEN
@@ -35,7 +36,7 @@ class CallStyle:
     @classmethod
     def of(cls, chat_template: str | None) -> CallStyle | None:
         """None for a template that knows no tools."""
-        if chat_template is None or not re.search(r"\btools\b", chat_template):
+        if chat_template is None or not knows_tools(chat_template):
             return None
         return cls(OPEN in chat_template, "parameters" if '"parameters"' in chat_template else "arguments")
 
