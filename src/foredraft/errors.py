@@ -14,7 +14,8 @@ ForedraftError                 exit code 1, one line: the cause and the cure
 ├── QueueFullError             too many requests wait already: try again later
 ├── EngineUnavailableError     the engine does not take requests: it loads, drains, or has stopped
 ├── EngineFailedError          the engine broke down; every request of it fails
-└── NativeCoreError            the C++ core is missing or cannot run here
+├── NativeCoreError            the C++ core is missing or cannot run here
+└── MissingExtraError          an optional part of the package is not installed
 """
 
 
@@ -76,3 +77,6 @@ class EngineFailedError(ForedraftError): ...
 
 
 class NativeCoreError(ForedraftError): ...
+
+
+class MissingExtraError(ForedraftError, ImportError): ...

@@ -1,0 +1,172 @@
+"""What `generate` has prepared, as sequences of the engine; what cannot be followed is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+
+from foredraft.drafters.base import Drafter
+from foredraft.engine.controller import Controller
+from foredraft.engine.costs import PassCosts
+from foredraft.engine.detokenize import Detokenizer
+from foredraft.engine.scheduler import Scheduler
+from foredraft.engine.sequence import Sequence as EngineSequence
+from foredraft.engine.step import Engine
+from foredraft.errors import ParameterError, UnsupportedModelError
+from foredraft.hf.sampler import Process, ProcessorSampler, Record, make_process
+from foredraft.kvcache.blocks import BlockPool, SlotTable
+from foredraft.models.base import Rows
+from foredraft.models.hf.model import HFModel
+from foredraft.types import SamplingParams
+
+#: Rows of prompts in one pass.
+MAX_NUM_BATCHED_TOKENS = 512
+#: What passes over the row counts of `PassCosts` cost before any was seen, as multiples of the pass over one row.
+PRIOR_COSTS = (1.0, 1.3, 1.7, 2.5, 4.5, 9.0)
+#: Arguments for the model that say how it is run, not what it reads.
+_HOW_TO_RUN = frozenset({"use_cache", "logits_to_keep", "cache", "past_key_values", "attention_mask", "position_ids"})
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of `input_ids` [B, padded], and how their texts go on. Lists have an entry a row."""
+
+    input_ids: torch.Tensor
+    prompts: Sequence[Sequence[int]]  # without padding
+    max_lengths: Sequence[int]  # tokens without padding, prompt and answer
+    processes: Sequence[Process]
+    records: Sequence[Record] | None  # if scores or logits are wanted
+    stopping_criteria: StoppingCriteriaList
+    stop_ids: frozenset[int]  # of the criteria; after one of them a row is padded
+    generation_config: Any
+
+    def make_engine(
+        self, target: HFModel, drafters: Sequence[Drafter], num_assistant_tokens: int, adaptive: bool
+    ) -> Engine:
+        """An engine over the target with all sequences scheduled."""
+        pool = BlockPool(target.num_blocks)
+        max_num_tokens = max(MAX_NUM_BATCHED_TOKENS, len(self.prompts))
+        scheduler = Scheduler(pool, max_num_seqs=len(self.prompts), max_num_batched_tokens=max_num_tokens)
+        costs = PassCosts(np.multiply(PRIOR_COSTS, _time_pass(target)).tolist())
+        controller = Controller(drafters, costs, max_draft=num_assistant_tokens, adaptive=adaptive)
+        for seq in self._make_sequences(target, pool):
+            scheduler.add(seq)
+        return Engine(target, drafters, controller, scheduler, pool)
+
+    def _make_sequences(self, target: HFModel, pool: BlockPool) -> list[EngineSequence]:
+        params = SamplingParams(temperature=1.0 if self.generation_config.do_sample else 0.0, max_tokens=None)
+        seed = int(torch.randint(2**62, (1,)).item())  # of torch's generator: torch.manual_seed makes it repeatable
+        seqs = []
+        for index, (prompt, process) in enumerate(zip(self.prompts, self.processes, strict=True)):
+            sampler = ProcessorSampler(
+                params,
+                process,
+                vocab_size=target.vocab_size,
+                prompt=self.input_ids[index].tolist(),
+                seed=seed,
+                choice=index,
+                device=self.input_ids.device,
+                record=None if self.records is None else self.records[index],
+            )
+            seqs.append(
+                EngineSequence(
+                    index,
+                    index,
+                    index,
+                    prompt,
+                    params,
+                    max_len=self.max_lengths[index],
+                    sampler=sampler,
+                    detokenizer=_NoText(),
+                    stop_ids=self.stop_ids,
+                    prediction=(),
+                    table=SlotTable(pool),
+                )
+            )
+        return seqs
+
+
+class _NoText(Detokenizer):
+    """The texts are not wanted: criteria of `generate` look at ids."""
+
+    def __init__(self) -> None: ...
+
+    def feed(self, token_id: int, *, may_stop: bool = True) -> bool:
+        return False
+
+
+def make_batch(
+    model: Any,
+    input_ids: torch.Tensor,
+    processors: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: Any,
+    model_kwargs: Mapping[str, Any],
+) -> Batch:
+    """Raises UnsupportedModelError for what speculation cannot follow, ParameterError for rows without a prompt."""
+    _refuse_others(generation_config, model_kwargs)
+    num_rows, padded = input_ids.shape
+    if num_rows == 0:
+        raise ParameterError("input_ids", "has no rows: give at least one prompt")
+    mask = model_kwargs.get("attention_mask")
+    mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
+    _check_padding(mask, model_kwargs.get("position_ids"))
+    num_pads = [padded - int(row.sum()) for row in mask]
+    wants_scores = generation_config.return_dict_in_generate and (
+        generation_config.output_scores or generation_config.output_logits
+    )
+    ends = [criterion.eos_token_id for criterion in stopping_criteria if hasattr(criterion, "eos_token_id")]
+    return Batch(
+        input_ids=input_ids,
+        prompts=[row[pads:].tolist() for row, pads in zip(input_ids, num_pads, strict=True)],
+        max_lengths=[generation_config.max_length - pads for pads in num_pads],
+        processes=[make_process(processors, index, num_rows, input_ids.device) for index in range(num_rows)],
+        records=[Record() for _ in range(num_rows)] if wants_scores else None,
+        stopping_criteria=stopping_criteria,
+        stop_ids=frozenset(int(id) for ids in ends for id in torch.as_tensor(ids).flatten()),
+        generation_config=generation_config,
+    )
+
+
+def _refuse_others(config: Any, model_kwargs: Mapping[str, Any]) -> None:
+    if config.num_beams > 1:
+        raise UnsupportedModelError("beam search cannot be speculated: leave num_beams out, or use model.generate")
+    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
+        raise UnsupportedModelError(
+            "attentions and hidden states of drafted passes are not those of single tokens: leave output_attentions "
+            "and output_hidden_states out, or use model.generate"
+        )
+    others = sorted(key for key, value in model_kwargs.items() if key not in _HOW_TO_RUN and value is not None)
+    if others:
+        raise UnsupportedModelError(f"{', '.join(others)} cannot be given here: only input_ids and attention_mask can")
+    for name in ("cache", "past_key_values"):
+        cache = model_kwargs.get(name)
+        if cache is not None and cache.get_seq_length():
+            raise UnsupportedModelError(f"{name} holds a text already: give the whole text as input_ids instead")
+
+
+def _check_padding(mask: torch.Tensor, position_ids: torch.Tensor | None) -> None:
+    """Padding is on the left, and positions count the tokens after it."""
+    if not bool(mask.any(dim=1).all()):
+        raise ParameterError("attention_mask", "hides a whole row: every row needs at least one token")
+    if bool((mask[:, 1:] < mask[:, :-1]).any()):
+        raise ParameterError(
+            "attention_mask", "has padding right of a token: pad on the left (tokenizer.padding_side = 'left')"
+        )
+    if position_ids is not None:
+        expected = mask.long().cumsum(dim=1) - 1
+        if bool(((position_ids.to(mask.device) != expected) & (mask != 0)).any()):
+            raise UnsupportedModelError("position_ids of your own cannot be followed: leave them out")
+
+
+def _time_pass(target: HFModel) -> float:
+    """Seconds of a pass over one row."""
+    began = perf_counter()
+    target.forward([Rows(np.zeros(1, np.int32), 0, [0])])
+    return perf_counter() - began

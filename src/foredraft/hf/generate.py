@@ -1,0 +1,172 @@
+"""`model.generate` with drafts: the same arguments, the same ids, fewer passes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from foredraft.drafters.base import Drafter
+from foredraft.drafters.model import ModelDrafter
+from foredraft.drafters.ngram import NgramDrafter
+from foredraft.errors import ParameterError, TokenizerMismatchError
+from foredraft.hf.batch import Batch, make_batch
+from foredraft.hf.columns import Columns
+from foredraft.models.base import BLOCK_SIZE
+from foredraft.models.hf.checks import check_kind
+from foredraft.models.hf.model import HFModel
+from foredraft.models.hf.probe import probe_once
+from foredraft.types import MAX_DRAFT
+
+#: Largest draft unless the caller says otherwise.
+DEFAULT_MAX_DRAFT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Who drafts, and how much."""
+
+    assistant_model: Any = None
+    prompt_lookup: bool = True
+    max_matching_ngram_size: int | None = None
+    num_assistant_tokens: int = DEFAULT_MAX_DRAFT
+    adaptive: bool = True
+    fixed_rows: bool = False
+
+
+def generate(
+    model: Any,
+    inputs: Any = None,
+    *,
+    assistant_model: Any = None,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
+    prompt_lookup_num_tokens: int | None = None,
+    max_matching_ngram_size: int | None = None,
+    num_assistant_tokens: int | None = None,
+    adaptive: bool = True,
+    fixed_rows: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """What `model.generate(inputs, **kwargs)` returns, by speculative decoding.
+
+    All of `generate`'s arguments mean what they mean there: greedy ids are equal to its ids (up to ties within the
+    rounding of the model's own kernels); with do_sample=True tokens follow the same law, by draws of their own.
+
+    assistant_model: a smaller model of the same tokenizer (its head may be padded otherwise). prompt_lookup_num_tokens:
+    draft so many tokens from the text itself; both may be given; with neither, the text itself is drafted from.
+    num_assistant_tokens: the longest draft; 0 drafts nothing. adaptive: measured costs and acceptance shorten drafts;
+    False always drafts the longest. fixed_rows: every pass is filled up to the rows of the longest draft, so that a
+    text has the same bits with fewer and shorter drafts. tokenizer: needed for stop_strings.
+
+    Raises UnsupportedModelError for models and arguments that speculation cannot follow, ParameterError,
+    TokenizerMismatchError.
+    """
+    check_kind(model, "the model")
+    if assistant_model is not None:
+        check_kind(assistant_model, "assistant_model")
+    if assistant_tokenizer is not None and tokenizer is None:
+        raise ParameterError("tokenizer", "must be given with assistant_tokenizer, so that the two can be compared")
+    if assistant_tokenizer is not None and tokenizer.get_vocab() != assistant_tokenizer.get_vocab():
+        raise TokenizerMismatchError(
+            "assistant_model has another tokenizer than the model: choose one of the same family, "
+            "or leave it out and draft from the text itself"
+        )
+    lengths = [n for n in (num_assistant_tokens, prompt_lookup_num_tokens) if n is not None]
+    if any(not isinstance(n, int) or not 0 <= n <= MAX_DRAFT for n in lengths):
+        raise ParameterError("num_assistant_tokens", f"and prompt_lookup_num_tokens must lie between 0 and {MAX_DRAFT}")
+    speculation = Speculation(
+        assistant_model,
+        prompt_lookup=prompt_lookup_num_tokens is not None or assistant_model is None,
+        max_matching_ngram_size=max_matching_ngram_size,
+        num_assistant_tokens=max(lengths, default=DEFAULT_MAX_DRAFT),
+        adaptive=adaptive,
+        fixed_rows=fixed_rows,
+    )
+    streamer = kwargs.get("streamer")
+    kwargs = _with_stop_strings(model, tokenizer, kwargs)
+
+    def decode(
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        batch = make_batch(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        columns = Columns(batch, streamer)
+        _run(model, batch, columns, speculation)
+        return _output(columns, generation_config)
+
+    return model.generate(inputs, custom_generate=decode, **kwargs)
+
+
+def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -> None:
+    """Fill the columns. The engine computes; `columns` decides, as `generate` does, when it is over."""
+    num_rows = 1 + speculation.num_assistant_tokens if speculation.fixed_rows else 0
+    target = _runner(model, "the model", batch, num_rows)
+    drafters = _make_drafters(batch, target, speculation)
+    engine = batch.make_engine(target, drafters, speculation.num_assistant_tokens, speculation.adaptive)
+    while not columns.commit():
+        for seq in engine.scheduler.unfinished():
+            if columns.is_padded(seq.index):
+                engine.remove(seq)
+        for step in engine.step():
+            if step.seq.error is not None:
+                raise step.seq.error
+            columns.extend(step.seq.index, step.seq.tokens[len(step.seq.tokens) - step.num_new :])
+
+
+def _runner(model: Any, name: str, batch: Batch, fixed_rows: int = 0) -> HFModel:
+    probe_once(model, name=name)
+    num_blocks = sum(-(-(length + MAX_DRAFT) // BLOCK_SIZE) for length in batch.max_lengths)
+    runner = HFModel(model, name=name, num_blocks=num_blocks, fixed_rows=fixed_rows)
+    longest = max(batch.max_lengths)
+    if longest > runner.max_model_len:
+        raise ParameterError(
+            "max_length", f"asks for {longest} tokens, and {name} reaches {runner.max_model_len}: ask for fewer"
+        )
+    return runner
+
+
+def _make_drafters(batch: Batch, target: HFModel, speculation: Speculation) -> list[Drafter]:
+    drafters: list[Drafter] = []
+    if speculation.num_assistant_tokens == 0:
+        return drafters
+    if speculation.prompt_lookup:
+        longest = speculation.max_matching_ngram_size or NgramDrafter.DEFAULT_MAX_MATCH
+        drafters.append(NgramDrafter(min_match=min(NgramDrafter.DEFAULT_MIN_MATCH, longest), max_match=longest))
+    if speculation.assistant_model is not None:
+        assistant = _runner(speculation.assistant_model, "assistant_model", batch)
+        drafters.append(ModelDrafter("model", assistant, target.vocab_size))
+    return drafters
+
+
+def _with_stop_strings(model: Any, tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`generate` loses the tokenizer where it hands decoding over, so these become a criterion here."""
+    config = kwargs.get("generation_config")
+    texts = kwargs.get("stop_strings") or getattr(config, "stop_strings", None)
+    if texts is None:
+        return kwargs
+    if tokenizer is None:
+        raise ParameterError("tokenizer", "must be given with stop_strings")
+    criteria = [*(kwargs.get("stopping_criteria") or []), StopStringCriteria(tokenizer, texts)]
+    kwargs = kwargs | {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
+    if config is not None:
+        config = copy.deepcopy(config)
+        config.stop_strings = None
+        kwargs["generation_config"] = config
+    return kwargs
+
+
+def _output(columns: Columns, generation_config: Any) -> Any:
+    if not generation_config.return_dict_in_generate:
+        return columns.ids
+    made: Any = GenerateDecoderOnlyOutput  # its annotations are narrower than what generate itself puts there
+    return made(sequences=columns.ids, scores=columns.scores, logits=columns.logits)

@@ -1,0 +1,187 @@
+"""Any Transformers causal language model as a LanguageModel."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from foredraft.errors import ParameterError, UnsupportedModelError
+from foredraft.models.base import BLOCK_SIZE, Rows
+from foredraft.models.hf.cache import SlotCache
+from foredraft.models.hf.checks import cache_argument, check_kind, context_length, text_config
+from foredraft.models.hf.layout import Layout, make_layout, running
+from foredraft.models.hf.masks import install_masks
+from foredraft.types import MAX_DRAFT, Array
+
+#: Sequences with no more rows run together, filled up to the longest; one with more (a prompt) runs by itself.
+MAX_ROWS_TOGETHER = MAX_DRAFT + 1
+
+
+class HFModel:
+    """Runs a Transformers model on a paged cache. Implements LanguageModel; see there for the methods.
+
+    model: in evaluation mode, on its device or spread over several; never changed. max_model_len: None takes what its
+    positions reach. fixed_rows: passes of fewer rows a sequence are filled up to so many, so that plain and speculative
+    decoding run the same kernels on the same shapes; 0 does not fill up. arrays: what `forward` returns, float32 either
+    way: torch tensors on the model's device, or numpy arrays.
+
+    Raises UnsupportedModelError if the model cannot be run exactly: its state cannot be undone, or it takes no masks.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str,
+        num_blocks: int,
+        max_model_len: int | None = None,
+        fixed_rows: int = 0,
+        arrays: Literal["numpy", "torch"] = "numpy",
+    ) -> None:
+        check_kind(model, name)
+        install_masks()
+        self.name = name
+        self.num_blocks = num_blocks
+        self.context_length = context_length(model) or num_blocks * BLOCK_SIZE
+        self.max_model_len = self.context_length if max_model_len is None else max_model_len
+        if not 1 <= self.max_model_len <= self.context_length:
+            raise ParameterError("max_model_len", f"must lie between 1 and the context of {self.context_length} tokens")
+        config = text_config(model)
+        head = model.get_output_embeddings()
+        self.vocab_size: int = config.vocab_size if head is None else head.weight.shape[0]
+        self._model = model
+        self._cache = SlotCache(config.num_hidden_layers)
+        self._cache_argument = cache_argument(model)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._device = model.get_input_embeddings().weight.device
+        self._fixed_rows = fixed_rows
+        self._arrays = arrays
+        self._excluded: torch.Tensor | None = None  # [vocab] tokens that `limit_head` leaves out
+        self._hidden: torch.Tensor | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self._model.parameters())
+
+    @torch.no_grad()
+    def forward(self, batch: Sequence[Rows], hidden_layers: Sequence[int] = ()) -> Array:
+        logits: list[torch.Tensor] = [torch.empty(0)] * len(batch)
+        hidden: list[torch.Tensor] = [torch.empty(0)] * len(batch)
+        for group in _groups(batch):
+            members = [batch[i] for i in group]
+            layout = make_layout(members, self._device, self._fixed_rows)
+            group_logits, group_hidden = self._run(members, layout, hidden_layers)
+            for i, own_logits, own_hidden in zip(group, group_logits, group_hidden, strict=True):
+                logits[i], hidden[i] = own_logits, own_hidden
+        self._hidden = torch.cat(hidden, dim=1) if hidden_layers else None
+        return self._finish(torch.cat(logits))
+
+    def hidden_states(self) -> Array:
+        if self._hidden is None:
+            raise ValueError("the last pass was asked for no hidden states")
+        return self._hidden.cpu().numpy() if self._arrays == "numpy" else self._hidden
+
+    @torch.no_grad()
+    def move_slots(self, block_table: NDArray[np.int32], source: Sequence[int], target: Sequence[int]) -> None:
+        def physical(slots: Sequence[int]) -> list[int]:
+            return [int(block_table[slot // BLOCK_SIZE]) * BLOCK_SIZE + slot % BLOCK_SIZE for slot in slots]
+
+        self._cache.move_slots(physical(source), physical(target))
+
+    def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
+        """Computes all logits all the same: a head of one matrix product has nothing to leave out cheaply."""
+        self._excluded = None
+        if token_ids is not None:
+            self._excluded = torch.ones(self.vocab_size, dtype=torch.bool, device=self._device)
+            self._excluded[torch.as_tensor(token_ids, device=self._device)] = False
+
+    def _run(
+        self, batch: Sequence[Rows], layout: Layout, hidden_layers: Sequence[int]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Each sequence's logits [num_logits, vocab] and hidden states [layers, rows, hidden]."""
+        firsts = [len(rows.tokens) - rows.num_logits for rows in batch]
+        kept = sorted({i for rows, first in zip(batch, firsts, strict=True) for i in range(first, len(rows.tokens))})
+        if layout.num_queries == self._fixed_rows:  # the head, too, runs over one number of rows
+            kept = list(range(layout.num_queries))
+        inputs: dict[str, Any] = {"position_ids": layout.positions, self._cache_argument: self._cache}
+        if all(rows.embeddings is None for rows in batch):
+            inputs["input_ids"] = layout.tokens
+        else:
+            inputs["inputs_embeds"] = self._embed(batch, layout)
+        if self._keeps_logits:
+            inputs["logits_to_keep"] = torch.tensor(kept or [0], device=self._device)
+        with ExitStack() as hooks, running(layout):
+            seen = _watch_layers(hooks, self._model, hidden_layers)
+            output = self._model(**inputs, use_cache=True, return_dict=True)
+        of_index = {index: k if self._keeps_logits else index for k, index in enumerate(kept)}
+        logits = [
+            output.logits[b, [of_index[i] for i in range(first, len(rows.tokens))]]
+            for b, (rows, first) in enumerate(zip(batch, firsts, strict=True))
+        ]
+        if not hidden_layers:
+            return logits, [torch.empty(0)] * len(batch)
+        stacked = torch.stack(
+            [seen[layer].to(self._device) for layer in hidden_layers]
+        ).float()  # [layers, B, Q, hidden]
+        return logits, [stacked[:, b, : len(rows.tokens)] for b, rows in enumerate(batch)]
+
+    def _embed(self, batch: Sequence[Rows], layout: Layout) -> torch.Tensor:
+        embedded: torch.Tensor = self._model.get_input_embeddings()(layout.tokens).clone()
+        for b, rows in enumerate(batch):
+            if rows.embeddings is not None:
+                given = torch.as_tensor(rows.embeddings, device=embedded.device)
+                embedded[b, : len(rows.tokens)] = given.to(embedded.dtype)
+        return embedded
+
+    def _finish(self, logits: torch.Tensor) -> Array:
+        logits = logits.float()
+        if self._excluded is not None:
+            logits = logits.masked_fill(self._excluded.to(logits.device), float("-inf"))
+        return logits.cpu().numpy() if self._arrays == "numpy" else logits
+
+
+def _groups(batch: Sequence[Rows]) -> list[list[int]]:
+    """Which sequences run together."""
+    together = [i for i, rows in enumerate(batch) if len(rows.tokens) <= MAX_ROWS_TOGETHER]
+    alone = [[i] for i, rows in enumerate(batch) if len(rows.tokens) > MAX_ROWS_TOGETHER]
+    return [together, *alone] if together else alone
+
+
+def _watch_layers(hooks: ExitStack, model: Any, hidden_layers: Sequence[int]) -> dict[int, torch.Tensor]:
+    """Filled during the pass: i < num_layers is the input of layer i, num_layers the output of the last [B, Q, hidden].
+
+    Raises UnsupportedModelError if the model's layers cannot be found.
+    """
+    seen: dict[int, torch.Tensor] = {}
+    if not hidden_layers:
+        return seen
+    num_layers = text_config(model).num_hidden_layers
+    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == num_layers]
+    if not lists:
+        raise UnsupportedModelError(f"the layers of {type(model).__name__} were not found: no hidden states of them")
+    layers = lists[0]
+
+    def watch_input(index: int) -> None:
+        def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[index] = args[0] if args else kwargs["hidden_states"]
+
+        hooks.callback(layers[index].register_forward_pre_hook(keep, with_kwargs=True).remove)
+
+    def watch_output() -> None:
+        def keep(module: Any, args: tuple[Any, ...], output: Any) -> None:
+            seen[num_layers] = output[0] if isinstance(output, tuple) else output
+
+        hooks.callback(layers[-1].register_forward_hook(keep).remove)
+
+    for layer in hidden_layers:
+        if layer == num_layers:
+            watch_output()
+        else:
+            watch_input(layer)
+    return seen
