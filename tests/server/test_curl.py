@@ -21,7 +21,7 @@ MODEL = "qwen2.5-coder-1.5b"
 
 def commands() -> list[str]:
     pages = ((ROOT / name).read_text().replace("\\\n", " ") for name in ("README.md", "docs/server.md"))
-    return [match for page in pages for match in re.findall(r"^(?:\$ )?(curl .*)$", page, re.M)]
+    return [match for page in pages for match in re.findall(r"^(?:\$ )?(curl (?:[^'\n]|'[^']*')*)$", page, re.M)]
 
 
 def is_chat(answer: dict[str, Any]) -> bool:
@@ -75,7 +75,7 @@ def test_command(named: Server, command: str) -> None:
     elif '"stream": true' in command:
         *events, end = (line for line in written.splitlines() if line)
         assert end == "data: [DONE]"
-        pieces = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+        pieces = [piece for event in events for piece in json.loads(event.removeprefix("data: "))["choices"]]
         assert "".join(piece.get("text") or piece.get("delta", {}).get("content") or "" for piece in pieces)
         assert pieces[-1]["finish_reason"] in ("stop", "length")
     else:
