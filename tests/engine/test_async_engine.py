@@ -12,6 +12,7 @@ import pytest
 
 from foredraft.engine.async_engine import AnswerStream, AsyncEngine
 from foredraft.engine.generator import Generator
+from foredraft.engine.grammar import Grammar, GrammarCompiler
 from foredraft.errors import (
     EngineFailedError,
     EngineUnavailableError,
@@ -21,7 +22,8 @@ from foredraft.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from foredraft.types import Chunk, SamplingParams
+from foredraft.testing import ByteTokenizer
+from foredraft.types import Chunk, SamplingParams, StructuredOutputs
 from tests.engine.build import generator
 
 T = TypeVar("T")
@@ -296,3 +298,65 @@ def test_a_sequence_that_cannot_go_on_harms_no_other() -> None:
 
     (alone,) = generator("ngram").generate(PROMPT, SamplingParams(seed=1, max_tokens=20))
     assert run(work, lambda: made) == [alone.text]
+
+
+def test_preparing_a_request_holds_no_other_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its grammar is compiled and its prediction tokenised in neither the engine's thread nor the loop's."""
+    may_compile = threading.Event()
+    compile_now, encode_now = GrammarCompiler._compile, ByteTokenizer.encode
+    encoders = []
+
+    def compile_later(self: GrammarCompiler, wanted: StructuredOutputs) -> Grammar:
+        assert may_compile.wait(PATIENCE)
+        return compile_now(self, wanted)
+
+    def encode(self: ByteTokenizer, text: str) -> list[int]:
+        encoders.append((text, threading.current_thread().name))
+        return encode_now(self, text)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_later)
+    monkeypatch.setattr(ByteTokenizer, "encode", encode)
+    plain = SamplingParams(seed=1, max_tokens=4)
+    wanted = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputs(regex="yes"))
+
+    async def work(engine: AsyncEngine) -> list[str]:
+        slow = asyncio.ensure_future(_ask(engine, [PROMPT], wanted))
+        await _ask(engine, [PROMPT], plain)
+        await _ask(engine, [PROMPT], replace(plain, prediction="abcd"))
+        assert not slow.done()
+        may_compile.set()
+        return await slow
+
+    assert run(work) == ["yes"]
+    ((text, thread),) = [entry for entry in encoders if entry[0] == "abcd"]
+    assert (text, thread.rpartition("_")[0]) == ("abcd", "foredraft-prepare")
+
+
+def test_what_is_prepared_while_the_engine_stops_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_compile = threading.Event()
+    compile_now = GrammarCompiler._compile
+
+    def compile_later(self: GrammarCompiler, wanted: StructuredOutputs) -> Grammar:
+        assert may_compile.wait(PATIENCE)
+        return compile_now(self, wanted)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_later)
+    wanted = SamplingParams(structured_outputs=StructuredOutputs(regex="yes"))
+
+    async def work(engine: AsyncEngine) -> None:
+        late = [asyncio.ensure_future(_ask(engine, [PROMPT], wanted)) for _ in range(5)]
+        await asyncio.sleep(0)
+        await engine.drain()
+        may_compile.set()
+        for answer in late:
+            with pytest.raises(EngineUnavailableError, match="about to stop"):
+                await answer
+
+    run(work)
+
+
+def test_of_a_long_prediction_no_more_is_read_than_an_answer_can_have() -> None:
+    gen = generator("ngram")
+    longest = gen.capacity * gen.tokenizer.max_token_length
+    request = gen.prepare([PROMPT], SamplingParams(prediction="ab" * longest))
+    assert request.prediction == list(b"ab" * (gen.capacity // 2))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import transformers
 from foredraft.errors import ModelFileError, UnsupportedModelError
 from foredraft.models.gguf import load_core, read_gguf
 from foredraft.models.hub import resolve
-from foredraft.models.tokenizer import PRE_TOKENIZERS, Tokenizer, same_tokenizer
+from foredraft.models.tokenizer import LONG_TEXT, PRE_TOKENIZERS, Tokenizer, same_tokenizer
 
 from .vocabularies import AWKWARD, CONTROL, NORMAL, UNUSED, save_vocabulary, sentencepiece_fields
 
@@ -73,6 +74,41 @@ def test_special_tokens_in_user_text_are_text_unless_parsed():
     assert not any(map(tokenizer.is_special, tokenizer.encode("<|im_end|>")))
     assert tokenizer.decode([*tokenizer.encode("a"), *end]) == "a"
     assert tokenizer.decode(end, skip_special_tokens=False) == "<|im_end|>"
+
+
+def test_while_a_long_text_is_encoded_other_threads_run():
+    tokenizer = Tokenizer(FIELDS)
+    text = "the quick brown fox; " * 30_000
+    turns, is_over = [], threading.Event()
+
+    def take_turns():
+        while not is_over.wait(0.001):
+            turns.append(len(turns))
+
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    before = len(turns)
+    ids = tokenizer.encode(text)
+    num_turns = len(turns) - before
+    is_over.set()
+    thread.join()
+    assert num_turns > 10
+    assert tokenizer.decode(ids) == text
+
+
+def test_long_texts_are_encoded_as_short_ones_are(monkeypatch):
+    tokenizer = Tokenizer(FIELDS)
+    text = "\n".join(AWKWARD) * 100
+    assert len(text) > LONG_TEXT
+    ids = tokenizer.encode(text)
+    monkeypatch.setattr("foredraft.models.tokenizer.LONG_TEXT", len(text) + 1)
+    assert tokenizer.encode(text) == ids
+
+
+def test_no_token_is_longer_than_the_longest():
+    tokenizer = Tokenizer(FIELDS)
+    lengths = [len(tokenizer.decode([id], skip_special_tokens=False)) for id in range(tokenizer.vocab_size)]
+    assert max(lengths) <= tokenizer.max_token_length
 
 
 def test_invalid_utf8_becomes_the_replacement_character():

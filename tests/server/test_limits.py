@@ -249,3 +249,62 @@ def test_the_log_has_a_line_a_request_and_no_prompt(caplog: pytest.LogCaptureFix
     assert line["finish_reasons"] == ["length"]
     assert ("prompt" in line) is log_prompts
     assert ("77, 78, 79" in record.getMessage()) is log_prompts
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_becomes_tokens() -> None:
+    generator = make_generator()
+    longest = generator.capacity * generator.tokenizer.max_token_length
+    read: list[int] = []
+    encode = generator.tokenizer.encode
+
+    def count(text: str, **options: Any) -> list[int]:
+        read.append(len(text))
+        return encode(text, **options)
+
+    generator.tokenizer.encode = count  # type: ignore[method-assign]
+    with running_server(generator) as server:
+        for response, param in (
+            (server.complete("x" * (longest + 1)), "prompt"),
+            (server.complete(["x", "x" * (longest + 1)]), "prompt"),
+            (server.chat("x" * longest), "messages"),
+        ):
+            error = error_of(response, 400)
+            assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+            assert "characters and the context holds 512 tokens" in error["message"]
+        assert max(read) < 100
+        assert error_of(server.complete("x" * longest), 400)["code"] == "context_length_exceeded"
+        assert read[-1] == longest
+        assert server.post("/tokenize", prompt="x" * (longest + 1)).json()["count"] == longest + 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": "x" * 5000}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 5000}}]},
+        {"chat_template_kwargs": {"extra": "x" * 5000}},
+        {"messages": [{"role": "user", "content": "x", "name": "x" * 5000}]},
+    ],
+    ids=lambda fields: "+".join(fields),
+)
+def test_whatever_is_large_becomes_tokens_off_the_loop(fields: dict[str, Any]) -> None:
+    generator = make_generator()
+    threads = []
+    encode = generator.tokenizer.encode
+
+    def record(text: str, **options: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return encode(text, **options)
+
+    generator.tokenizer.encode = record  # type: ignore[method-assign]
+    with running_server(generator) as server:
+        loop_thread = asyncio.run_coroutine_threadsafe(_this_thread(), server.loop).result(PATIENCE)
+        body = {"messages": [{"role": "user", "content": "x"}], **fields}
+        server.post("/tokenize", **body)
+        server.post("/v1/chat/completions", max_tokens=1, **body)
+        assert len(threads) >= 2
+        assert loop_thread not in threads
+
+
+async def _this_thread() -> threading.Thread:
+    return threading.current_thread()

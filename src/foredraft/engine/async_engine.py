@@ -14,13 +14,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from foredraft.engine.generator import Generator
+from foredraft.engine.generator import Generator, PreparedRequest
 from foredraft.engine.stats import EngineSnapshot
 from foredraft.errors import (
     EngineFailedError,
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("foredraft")
 
 EngineState = Literal["loading", "ready", "draining", "stopped", "failed"]
+
+#: Requests that are prepared at once: one with a large grammar must not hold up the others' of its kind.
+NUM_PREPARERS = 2
+#: Prompt tokens that are checked faster than a thread is asked to do it.
+FEW_TOKENS = 4_000
 
 _REFUSALS: dict[EngineState, str] = {
     "loading": "the model is still loading; try again in a moment",
@@ -72,6 +78,7 @@ class AsyncEngine:
         self._snapshot = EngineSnapshot(0, 0, 0, 0.0, 0, 0)
         self._num_sent = 0  # sequences that the snapshot does not count yet
         self._open: set[AnswerStream] = set()
+        self._preparing = ThreadPoolExecutor(NUM_PREPARERS, "foredraft-prepare")
         self._idle = asyncio.Event()
         self._idle.set()
         self._settled = asyncio.Event()  # loaded, or failed to
@@ -138,11 +145,14 @@ class AsyncEngine:
         self._refuse_unless("ready")
         num_choices = len(prompts) * params.n
         self._refuse_unless_room(num_choices)
+        request = await self._prepare(prompts, params)
+        self._refuse_unless("ready")  # time has passed
+        self._refuse_unless_room(num_choices)
         stream = AnswerStream(num_choices, observer, self._loop.create_future(), self._close)
         self._num_sent += num_choices
         self._open.add(stream)
         self._idle.clear()
-        self._worker.inbox.put(_Submit(stream, prompts, params, cache_salt))
+        self._worker.inbox.put(_Submit(stream, request, cache_salt))
         try:
             await stream.accepted
         except BaseException:
@@ -161,6 +171,7 @@ class AsyncEngine:
         if self.state != "failed":
             self.state = "stopped"
         self._end_streams(EngineUnavailableError(_REFUSALS["stopped"]))
+        self._preparing.shutdown(wait=False)
         self._worker.inbox.put(None)
         while self._thread.is_alive():
             await asyncio.sleep(0.005)
@@ -170,6 +181,17 @@ class AsyncEngine:
             raise self._error
         if self.state not in states:
             raise EngineUnavailableError(_REFUSALS[self.state])
+
+    async def _prepare(self, prompts: SequenceOf[SequenceOf[int]], params: SamplingParams) -> PreparedRequest:
+        """Neither the loop nor the engine's thread waits for what takes long."""
+        generator = self.generator
+
+        def prepare() -> PreparedRequest:
+            self._refuse_unless("ready")
+            return generator.prepare(prompts, params)
+
+        takes_long = params.structured_outputs or params.prediction or sum(map(len, prompts)) > FEW_TOKENS
+        return await self._loop.run_in_executor(self._preparing, prepare) if takes_long else prepare()
 
     def _refuse_unless_room(self, num_choices: int) -> None:
         """Room is in the batch and in the queue together: what may run at once does not count as waiting."""
@@ -313,8 +335,7 @@ class AnswerStream:
 @dataclass(frozen=True, slots=True)
 class _Submit:
     stream: AnswerStream  # the thread only hands it back
-    prompts: SequenceOf[SequenceOf[int]]
-    params: SamplingParams
+    request: PreparedRequest
     cache_salt: str
 
 
@@ -362,6 +383,7 @@ class _Worker:
     def run(self) -> None:
         try:
             generator = self._load()
+            generator.prepare_grammars()
             self.when_loaded(generator)
             self._post(_Report(generator=generator))
             while (answered := self._obey(generator)) is not None:
@@ -393,14 +415,13 @@ class _Worker:
 
     def _submit(self, generator: Generator, command: _Submit) -> ForedraftError | None:
         """All prompts or none. Returns why not."""
-        num_choices = command.params.n
+        num_choices = command.request.params.n
         try:
-            for i, prompt in enumerate(command.prompts):
-                seqs = generator.submit(prompt, command.params, cache_salt=command.cache_salt)
-                self._requests[seqs[0].request_id] = _Request(command.stream, i * num_choices, num_choices)
+            seqs = generator.submit_prepared(command.request, cache_salt=command.cache_salt)
         except ForedraftError as error:
-            self._abort(generator, command.stream)
             return error
+        for first in range(0, len(seqs), num_choices):
+            self._requests[seqs[first].request_id] = _Request(command.stream, first, num_choices)
         return None
 
     def _abort(self, generator: Generator, stream: AnswerStream) -> None:

@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Generator as Stream
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from itertools import count
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from foredraft.algo.sampler import RejectionMethod, make_sampler
 from foredraft.drafters.base import Drafter
 from foredraft.engine.controller import Controller
 from foredraft.engine.costs import MAX_ROWS, measure_pass_costs
 from foredraft.engine.detokenize import Detokenizer
-from foredraft.engine.grammar import GrammarCompiler
+from foredraft.engine.grammar import Grammar, GrammarCompiler
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import EngineSnapshot, Round
@@ -35,6 +36,16 @@ Message = Mapping[str, Any]
 ChunkStream = Stream[Chunk, None, None]
 
 DEFAULT_MAX_DRAFT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """Prompts that can run with these parameters. What takes long is done: see `Generator.prepare`."""
+
+    prompts: SequenceOf[SequenceOf[int]]
+    params: SamplingParams
+    grammar: Grammar | None  # each choice takes a fork
+    prediction: SequenceOf[int]
 
 
 class Generator:
@@ -93,9 +104,8 @@ class Generator:
 
         Raises PromptTooLongError or ParameterError before anything runs.
         """
-        params = _checked_params(params)
-        seqs = [s for ids in self._token_ids(prompts) for s in self._make_sequences(ids, params)]
-        return self._run(seqs)
+        prepared = self.prepare(self._token_ids(prompts), _checked_params(params))
+        return self._run(self._make_sequences(prepared))
 
     def chat(
         self,
@@ -120,8 +130,8 @@ class Generator:
     def render_chat(
         self, messages: SequenceOf[Message], *, tools: SequenceOf[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a chat, ready for the answer. Raises ParameterError, ChatTemplateError."""
-        return encode_chat(self.tokenizer, messages, tools=tools)
+        """Token ids of a chat, ready for the answer. Raises ParameterError, ChatTemplateError, PromptTooLongError."""
+        return encode_chat(self.tokenizer, messages, tools=tools, check=self.refuse_overlong)
 
     def submit(
         self, prompt_ids: SequenceOf[int], params: SamplingParams | None = None, *, cache_salt: str = ""
@@ -131,9 +141,36 @@ class Generator:
         cache_salt: cached prefixes are shared only among requests of one salt. Raises PromptTooLongError,
         ParameterError.
         """
-        seqs = self._make_sequences(self._checked(prompt_ids), _checked_params(params), cache_salt)
+        return self.submit_prepared(self.prepare([prompt_ids], _checked_params(params)), cache_salt=cache_salt)
+
+    def prepare(self, prompts: SequenceOf[SequenceOf[int]], params: SamplingParams) -> PreparedRequest:
+        """Check a request, compile its grammar, and turn its prediction into tokens.
+
+        Unlike all else it may be called in any thread, while others step: a large grammar takes seconds. Raises
+        PromptTooLongError, ParameterError.
+        """
+        self._check_prompts(prompts)
+        self._check_params(params)
+        wanted = params.structured_outputs
+        grammar = self._grammars.compile(wanted) if wanted is not None else None
+        longest = self.capacity * self.tokenizer.max_token_length  # no answer is longer
+        prediction = self.tokenizer.encode(params.prediction[:longest]) if params.prediction else []
+        return PreparedRequest(prompts, params, grammar, prediction[: self.capacity])
+
+    def submit_prepared(self, request: PreparedRequest, *, cache_salt: str = "") -> list[Sequence]:
+        """As `submit`: the choices of the first prompt, then those of the next."""
+        seqs = self._make_sequences(request, cache_salt)
         self._schedule(seqs)
         return seqs
+
+    def prepare_grammars(self) -> None:
+        """Do now what the first grammar would wait for."""
+        self._grammars.build_vocabulary()
+
+    def refuse_overlong(self, text: str) -> None:
+        """Spares a text that cannot fit its way through the tokenizer. Raises PromptTooLongError."""
+        if len(text) > self.capacity * self.tokenizer.max_token_length:
+            self._refuse_length(f"{len(text)} characters")
 
     def step(self) -> list[Chunk]:
         """One pass: a chunk of every answer that grew or ended. A sequence that failed has its error in its chunk."""
@@ -150,6 +187,11 @@ class Generator:
     def abort(self, request_id: int) -> None:
         """Stop all choices of a request, if it still runs: its blocks are free at once, and it has no further chunk."""
         self._abort([seq for seq in self.engine.scheduler.unfinished() if seq.request_id == request_id])
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of one prompt and its answer that fit."""
+        return min(self.model.max_model_len, self.model.num_blocks * BLOCK_SIZE)
 
     @property
     def has_unfinished(self) -> bool:
@@ -173,25 +215,29 @@ class Generator:
         self._round_hook = hook
 
     def _token_ids(self, prompts: Prompt | SequenceOf[Prompt]) -> list[SequenceOf[int]]:
-        ids = [self.tokenizer.encode(p, add_special=True) if isinstance(p, str) else p for p in _as_list(prompts)]
-        return [self._checked(prompt) for prompt in ids]
+        return [self._encode(prompt) if isinstance(prompt, str) else prompt for prompt in _as_list(prompts)]
 
-    def _checked(self, prompt: SequenceOf[int]) -> SequenceOf[int]:
-        if not prompt:
-            raise ParameterError("prompt", "is empty: give at least one token")
-        if not all(0 <= t < self.model.vocab_size for t in prompt):
-            raise ParameterError("prompt", f"has token ids outside 0 .. {self.model.vocab_size - 1}")
-        return prompt
+    def _encode(self, prompt: str) -> list[int]:
+        self.refuse_overlong(prompt)
+        return self.tokenizer.encode(prompt, add_special=True)
 
-    def _make_sequences(self, prompt: SequenceOf[int], params: SamplingParams, cache_salt: str = "") -> list[Sequence]:
-        """The choices of one request, not yet scheduled."""
-        capacity = min(self.model.max_model_len, self.model.num_blocks * BLOCK_SIZE)
-        room = capacity - len(prompt)
-        if room < 1:
-            raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens and the context holds {capacity} with the answer: "
-                f"shorten the prompt{_advise_more(self.model)}"
-            )
+    def _check_prompts(self, prompts: SequenceOf[SequenceOf[int]]) -> None:
+        for prompt in prompts:
+            if not prompt:
+                raise ParameterError("prompt", "is empty: give at least one token")
+            if len(prompt) >= self.capacity:
+                self._refuse_length(f"{len(prompt)} tokens")
+            if not all(0 <= t < self.model.vocab_size for t in prompt):
+                raise ParameterError("prompt", f"has token ids outside 0 .. {self.model.vocab_size - 1}")
+
+    def _refuse_length(self, length: str) -> NoReturn:
+        raise PromptTooLongError(
+            f"the prompt has {length} and the context holds {self.capacity} tokens with the answer: "
+            f"shorten the prompt{_advise_more(self.model)}"
+        )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """For what only this model and these drafters can tell."""
         for token in params.logit_bias:
             if not 0 <= token < self.model.vocab_size:
                 raise ParameterError("logit_bias", f"names token {token}, outside 0 .. {self.model.vocab_size - 1}")
@@ -199,12 +245,18 @@ class Generator:
         for name in params.drafters or ():
             if name not in known:
                 raise ParameterError("drafters", f"names {name!r}; this engine has {', '.join(known) or 'none'}")
-        wanted = params.structured_outputs
-        grammar = self._grammars.compile(wanted) if wanted is not None else None
+
+    def _make_sequences(self, request: PreparedRequest, cache_salt: str = "") -> list[Sequence]:
+        """All choices, not yet scheduled."""
+        return [seq for prompt in request.prompts for seq in self._make_choices(prompt, request, cache_salt)]
+
+    def _make_choices(self, prompt: SequenceOf[int], request: PreparedRequest, cache_salt: str) -> list[Sequence]:
+        """Of one prompt."""
+        params, grammar = request.params, request.grammar
+        room = self.capacity - len(prompt)
         request_id = next(self._request_ids)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
-        prediction = self.tokenizer.encode(params.prediction) if params.prediction else []
         return [
             Sequence(
                 next(self._sequence_ids),
@@ -225,7 +277,7 @@ class Generator:
                 ),
                 detokenizer=Detokenizer(self.tokenizer, params.stop),
                 stop_ids=stop_ids,
-                prediction=prediction,
+                prediction=request.prediction,
                 table=SlotTable(self.engine.pool, cache_salt),
                 grammar=grammar.fork() if grammar is not None else None,
             )

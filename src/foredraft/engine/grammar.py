@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from functools import cached_property
+from threading import Lock, Thread, stack_size
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,38 +29,94 @@ _FIELD = "structured_outputs"
 JSON_BLANKS = r"\n[ \t]{0,64}|[ \t]{1,2}"
 _ANY_OBJECT = '{"type": "object"}'
 
+#: Characters of one grammar. References are followed by recursion, at about 10 KB of stack for each in a chain, and a
+#: stack that overflows ends the process: compilation gets one that holds any chain of that many characters.
+MAX_CHARACTERS = 256 * 1024
+STACK_BYTES = 512 * 2**20
+#: Parts of regular expressions, in llguidance's count (its default is a million): thousands of properties fit.
+MAX_LEXER_FUEL = 500_000
+
+
+_UNSPELT = "the vocabulary has no token for"
+#: Characters of an explanation: it quotes the grammar.
+MAX_REASON = 300
+#: Keywords of JSON Schema by which schemas are put together: where their compilation fails they have a share in it.
+_COMPOSITION = (
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+    "patternProperties",
+    "pattern",
+    "additionalProperties",
+    "prefixItems",
+)
+
 
 class GrammarCompiler:
     """Grammars over a tokenizer's tokens, at the width of the target's logits.
 
-    The table of tokens is built with the first grammar (half a second for 150,000 tokens).
+    The table of tokens is built with the first grammar, or by `build_vocabulary` (half a second for 150,000 tokens).
+    `compile` may be called in any thread.
     """
 
     def __init__(self, tokenizer: TextTokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ends = sorted(t for t in tokenizer.eos_ids if t < vocab_size)
-        self._latest: tuple[StructuredOutputs, Grammar] | None = None  # the prompts of a request share theirs
+        self._latest: tuple[StructuredOutputs, Grammar] | None = None  # requests like the one before share its own
+        self._vocabulary_lock = Lock()
 
     def compile(self, wanted: StructuredOutputs) -> Grammar:
         """For a text that begins. Raises ParameterError where no text can satisfy it, or it is no grammar at all."""
-        if self._latest is None or self._latest[0] != wanted:
-            self._latest = wanted, self._compile(wanted)
-        return self._latest[1].fork()
+        num_characters = sum(map(len, _texts(wanted)))
+        if num_characters > MAX_CHARACTERS:
+            raise ParameterError(_FIELD, f"have {num_characters} characters, and {MAX_CHARACTERS} is the most")
+        latest = self._latest
+        if latest is None or latest[0] != wanted:
+            self._latest = latest = wanted, self._compile_on_deep_stack(wanted)
+        return latest[1].fork()
+
+    def build_vocabulary(self) -> None:
+        if self._ends:
+            with self._vocabulary_lock:
+                _ = self._tokens
+
+    def _compile_on_deep_stack(self, wanted: StructuredOutputs) -> Grammar:
+        outcome: Future[Grammar] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(self._compile(wanted))
+            except Exception as error:
+                outcome.set_exception(error)
+            except BaseException:  # how a panic of the compiler arrives
+                outcome.set_exception(ParameterError(_FIELD, f"cannot be compiled: {_reason('panic', wanted)}"))
+
+        before = stack_size(STACK_BYTES)
+        try:
+            Thread(target=run, name="foredraft-grammar", daemon=True).start()
+        finally:
+            stack_size(before)
+        return outcome.result()
 
     def _compile(self, wanted: StructuredOutputs) -> Grammar:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         if not self._ends:
             raise ParameterError(_FIELD, "need a model whose tokenizer has an end-of-text token")
-        matcher = LLMatcher(self._tokens, _translate(wanted), log_level=0)
+        self.build_vocabulary()
+        limits = LLParserLimits(initial_lexer_fuel=MAX_LEXER_FUEL)
+        matcher = LLMatcher(self._tokens, _translate(wanted), log_level=0, limits=limits)
         if matcher.is_error():
-            raise ParameterError(_FIELD, f"cannot be compiled: {_first_words(matcher.get_error())}")
+            raise ParameterError(_FIELD, f"cannot be compiled: {_reason(matcher.get_error(), wanted)}")
         grammar = Grammar(matcher, self._ends, self._vocab_size)
         try:
             grammar.mask(())
             is_empty = grammar.is_complete(())
         except GrammarError as error:
+            if matcher.is_error() and "NoExtension" not in matcher.get_error():
+                raise ParameterError(_FIELD, f"cannot be followed: {_reason(matcher.get_error(), wanted)}") from error
             raise ParameterError(_FIELD, "cannot be satisfied: no text matches") from error
         if is_empty:
             raise ParameterError(_FIELD, "allow the empty text only")
@@ -139,7 +197,7 @@ class Grammar:
     def _check(self) -> None:
         matcher = self._matcher
         if matcher.is_error():
-            raise GrammarError(f"the text cannot go on under its grammar: {_first_words(matcher.get_error())}")
+            raise GrammarError(f"the text cannot go on under its grammar: {_reason(matcher.get_error())}")
         if matcher.is_stopped() and not matcher.is_accepting() and matcher.stop_reason() != "EndOfSentence":
             raise GrammarError("the text cannot go on under its grammar: no token of the vocabulary fits")
 
@@ -170,12 +228,13 @@ class _Vocabulary:
     def _spell(self, text: bytes) -> list[int]:
         """The longest token that fits, again and again. Raises ValueError where none does."""
         ids: list[int] = []
-        while text:
-            length = next((n for n in range(len(text), 0, -1) if text[:n] in self._ids), 0)
-            if length == 0:
-                raise ValueError(f"the vocabulary has no token for {text[:1]!r}")
-            ids.append(self._ids[text[:length]])
-            text = text[length:]
+        at, longest = 0, max(map(len, self._ids))
+        while at < len(text):
+            piece = next((p for n in range(longest, 0, -1) if (p := text[at : at + n]) in self._ids), b"")
+            if not piece:
+                raise ValueError(f"{_UNSPELT} {text[at : at + 1]!r}")
+            ids.append(self._ids[piece])
+            at += len(piece)
         return ids
 
     @cached_property
@@ -197,10 +256,26 @@ def _translate(wanted: StructuredOutputs) -> str:
             return grammar_from("grammar", wanted.grammar)
         schema = _ANY_OBJECT if wanted.json_schema is None else wanted.json_schema
         return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": JSON_BLANKS})
-    except ValueError as error:
-        raise ParameterError(_FIELD, f"cannot be read: {_first_words(str(error))}") from error
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(_FIELD, f"cannot be read: {_reason(str(error), wanted)}") from error
+
+
+def _texts(wanted: StructuredOutputs) -> Iterator[str]:
+    yield from wanted.choice
+    yield from (text for text in (wanted.json_schema, wanted.regex, wanted.grammar) if isinstance(text, str))
+
+
+def _reason(message: str, wanted: StructuredOutputs | None = None) -> str:
+    """What llguidance says, for the grammar's author. Faults of its own are told without their details."""
+    if "panic" not in message.lower():
+        return _first_words(message)
+    if unspelt := re.search(_UNSPELT + r" b(['\"]).+?\1", message):  # our own error, from within
+        return unspelt[0]
+    text = "" if wanted is None else " ".join(_texts(wanted))
+    used = [keyword for keyword in _COMPOSITION if f'"{keyword}"' in text]
+    return f"the compiler failed on it{', which uses ' + ', '.join(used) if used else ''}; write it more simply"
 
 
 def _first_words(message: str) -> str:
     """On one line, without the parser's state and traceback behind it."""
-    return " ".join(re.split("<state>|<backtrace>|, traceback:", message)[0].split())
+    return " ".join(re.split("<state>|<backtrace>|, traceback:", message)[0].split())[:MAX_REASON]

@@ -41,6 +41,11 @@ class TextTokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
+    def max_token_length(self) -> int:
+        """Characters of text that one token stands for at most: what is longer than so many a token does not fit."""
+        ...
+
+    @property
     def bos_id(self) -> int | None: ...
     @property
     def eos_id(self) -> int | None:

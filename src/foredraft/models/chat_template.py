@@ -64,10 +64,13 @@ def encode_chat(
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     extra: Mapping[str, Any] | None = None,
+    check: Callable[[str], None] | None = None,
 ) -> list[int]:
     """Token ids of a chat, ready for the answer. The messages are as clients write them (`models/messages.py`).
 
-    Further arguments are those of `render_chat`. Raises ParameterError for what is no message, ChatTemplateError.
+    Further arguments are those of `render_chat`; check: sees the text before it becomes tokens, and may raise. Raises
+    ParameterError for what is no message, ChatTemplateError.
+
     Control tokens come from the template alone: a message that spells one means its letters, so that nobody ends a turn
     or speaks as the system from inside a message.
     """
@@ -83,6 +86,8 @@ def encode_chat(
         tools=template_tools(tools, tokenizer.chat_template),
         extra=extra,
     )
+    if check is not None:
+        check(text.replace(mark, ""))
     return tokenizer.encode(text, parse_special=True, mark=mark)
 
 

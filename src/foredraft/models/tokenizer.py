@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
@@ -83,6 +84,9 @@ _END_OF_FILL = (
     ("<|file_sep|>",),
 )
 
+#: Characters from which on a text is encoded by the call that lets other threads run (a megabyte takes seconds).
+LONG_TEXT = 2_000
+
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _T = TypeVar("_T")
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -138,6 +142,11 @@ class Tokenizer:
         self._byte_of = _byte_alphabet()
         self._backend = _byte_level(fields, ids, words) if self._is_byte_level else _sentencepiece(fields, ids)
 
+    @cached_property
+    def max_token_length(self) -> int:
+        """Characters of text that one token stands for at most."""
+        return max(map(len, self._texts))
+
     @property
     def vocab_size(self) -> int:
         """Tokens of the file. A model's logits may be padded to more."""
@@ -161,7 +170,7 @@ class Tokenizer:
             else:
                 prefix = " " if self._add_space_prefix and after_special else ""
                 unmarked = piece.replace(mark, "") if mark else piece
-                ids += self._backend.encode(prefix + unmarked, add_special_tokens=False).ids
+                ids += self._encode(prefix + unmarked)
             after_special = isinstance(piece, int)
         return ids + self._suffix if add_special else ids
 
@@ -206,6 +215,11 @@ class Tokenizer:
             (other._is_byte_level, other._kinds, other._texts),
         )
         return mine == theirs
+
+    def _encode(self, text: str) -> list[int]:
+        if len(text) < LONG_TEXT:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _special_id(self, fields: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
         id = fields.get("tokenizer.ggml." + name, default)

@@ -25,7 +25,7 @@ from foredraft.server.prompts import chat_prompt
 from foredraft.server.protocol import ChatCompletionRequest
 from foredraft.server.reasoning import thinking_after
 from foredraft.server.sampling import blamed, chat_params
-from foredraft.server.service import service_of
+from foredraft.server.service import off_loop, service_of, size_of
 from foredraft.server.tokens import chat_logprobs
 from foredraft.types import Chunk, Completion, TokenLogprob
 
@@ -38,10 +38,12 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     tools = ToolUse.of(body, tokenizer.chat_template)
     params = chat_params(body, service.config.max_completion_tokens)
     chat = body.model_copy(update={"tools": None}) if body.tool_choice == "none" else body
-    prompt = await chat_prompt(tokenizer, chat)
-    thinking = thinking_after(tokenizer, prompt)
+    size = size_of(request)
     with blamed({"prompt": "messages", "structured_outputs": _constraint_field(body)}):
-        params = replace(params, structured_outputs=wanted_text(wanted_format(body), tools, thinking))
+        prompt = await chat_prompt(tokenizer, chat, size, service.engine.generator.refuse_overlong)
+        thinking = thinking_after(tokenizer, prompt)
+        grammar = await off_loop(size, lambda: wanted_text(wanted_format(body), tools, thinking))
+        params = replace(params, structured_outputs=grammar)
         form = ChatForm(tokenizer, MessageShape(thinking, tools, body.include_reasoning is not False))
         return await respond(request, body, form, [prompt], params)
 

@@ -17,7 +17,7 @@ from foredraft.server.generation import respond
 from foredraft.server.prompts import text_prompts
 from foredraft.server.protocol import CompletionRequest
 from foredraft.server.sampling import blamed, completion_params
-from foredraft.server.service import service_of
+from foredraft.server.service import off_loop, service_of, size_of
 from foredraft.server.tokens import TokenTexts, completion_logprobs, decode
 from foredraft.types import Chunk, Completion
 
@@ -27,11 +27,13 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     service = service_of(request)
     service.model_name(body.model)
     params = completion_params(body, service.config.max_completion_tokens)
-    prompts = await text_prompts(service.tokenizer, body)
-    echoes = [decode(service.tokenizer, prompt) if body.echo else "" for prompt in prompts]
-    form = TextForm(service.tokenizer, echoes, params.n)
+    tokenizer, size = service.tokenizer, size_of(request)
+    prompts = await text_prompts(tokenizer, body, size, service.engine.generator.refuse_overlong)
+    echoes = await off_loop(size, lambda: [decode(tokenizer, prompt) if body.echo else "" for prompt in prompts])
+    form = TextForm(tokenizer, echoes, params.n)
     with blamed({"structured_outputs": "structured_outputs" if body.structured_outputs else "response_format"}):
-        return await respond(request, body, form, prompts, replace(params, structured_outputs=wanted_format(body)))
+        params = replace(params, structured_outputs=await off_loop(size, lambda: wanted_format(body)))
+        return await respond(request, body, form, prompts, params)
 
 
 class TextForm:

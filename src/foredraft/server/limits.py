@@ -33,6 +33,7 @@ class BodyLimit:
             await status_response(408, f"the body did not arrive within {BODY_DEADLINE:.0f} s")(scope, receive, send)
         else:
             if body is not None:
+                scope.setdefault("state", {})["body_bytes"] = len(body)
                 await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from foredraft.errors import ChatTemplateError, ParameterError
 from foredraft.models.base import TextTokenizer
 from foredraft.models.chat_template import encode_chat
 from foredraft.server.protocol import ChatPrompt, CompletionRequest
 from foredraft.server.service import off_loop
 
+#: Raises PromptTooLongError for a text that cannot fit.
+Check = Callable[[str], None]
 
-async def chat_prompt(tokenizer: TextTokenizer, chat: ChatPrompt) -> list[int]:
-    """Through the model's template, ready for the answer. Raises ParameterError, ChatTemplateError."""
+
+async def chat_prompt(tokenizer: TextTokenizer, chat: ChatPrompt, size: int, check: Check | None = None) -> list[int]:
+    """Through the model's template, ready for the answer.
+
+    size: bytes of the request; check: refuses a text before it becomes tokens. Raises ParameterError,
+    ChatTemplateError, and what `check` raises.
+    """
     if tokenizer.chat_template is None:
         raise ChatTemplateError("the model has no chat template: give it text as it is, by /v1/completions")
-    messages = [message.model_dump(exclude_none=True) for message in chat.messages]
-    tools = [tool.model_dump(exclude_unset=True) for tool in chat.tools] if chat.tools else None
-    add_generation_prompt, extra = chat.add_generation_prompt, chat.chat_template_kwargs
 
     def encode() -> list[int]:
-        return encode_chat(tokenizer, messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
+        return encode_chat(
+            tokenizer,
+            [message.model_dump(exclude_none=True) for message in chat.messages],
+            add_generation_prompt=chat.add_generation_prompt,
+            tools=[tool.model_dump(exclude_unset=True) for tool in chat.tools] if chat.tools else None,
+            extra=chat.chat_template_kwargs,
+            check=check,
+        )
 
-    return await off_loop(sum(len(str(message.get("content"))) for message in messages), encode)
+    return await off_loop(size, encode)
 
 
-async def text_prompts(tokenizer: TextTokenizer, body: CompletionRequest) -> list[list[int]]:
-    """One or several. Raises ParameterError."""
+async def text_prompts(
+    tokenizer: TextTokenizer, body: CompletionRequest, size: int, check: Check
+) -> list[Sequence[int]]:
+    """One or several. Arguments and errors are those of `chat_prompt`."""
     prompt = body.prompt
     if not prompt:
         raise ParameterError("prompt", "is empty: give at least one token")
     several = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
-    add_special, parse_special = body.add_special_tokens, body.parse_special
 
-    def encode() -> list[list[int]]:
-        return [
-            tokenizer.encode(p, add_special=add_special, parse_special=parse_special) if isinstance(p, str) else p
-            for p in several
-        ]
+    def encode(text: str) -> list[int]:
+        check(text)
+        return tokenizer.encode(text, add_special=body.add_special_tokens, parse_special=body.parse_special)
 
-    return await off_loop(sum(len(p) for p in several if isinstance(p, str)), encode)
+    return await off_loop(size, lambda: [encode(p) if isinstance(p, str) else p for p in several])

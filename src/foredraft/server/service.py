@@ -18,8 +18,8 @@ from foredraft.server.metrics import ServerMetrics
 
 _T = TypeVar("_T")
 
-#: Characters that are turned into tokens faster than a thread is asked to do it.
-SHORT_TEXT = 4_000
+#: Bytes of a request whose text becomes tokens faster than a thread is asked to do it.
+SMALL_REQUEST = 4_000
 
 #: What a web server answers to nobody: nginx's status for clients that left.
 CLIENT_LEFT = 499
@@ -56,9 +56,15 @@ def service_of(request: Request) -> Service:
     return service
 
 
+def size_of(request: Request) -> int:
+    """Bytes of its body: a bound for every text and list in it."""
+    size: int = request.state.body_bytes
+    return size
+
+
 async def off_loop(size: int, work: Callable[[], _T]) -> _T:
-    """The result of `work`, done in another thread if the text is long (size: in characters)."""
-    return work() if size < SHORT_TEXT else await asyncio.to_thread(work)
+    """The result of `work`, done in another thread if the request is large (size: bytes of its body)."""
+    return work() if size < SMALL_REQUEST else await asyncio.to_thread(work)
 
 
 async def unless_client_leaves(request: Request, answer: Coroutine[Any, Any, Response]) -> Response:

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 
 from fastapi import Request
+from starlette.responses import Response
 
 from foredraft.errors import ParameterError
 from foredraft.models.base import TextTokenizer
@@ -16,10 +17,11 @@ from foredraft.server.answers import (
     TokenizeAnswer,
     TokenLogprobReport,
     TopLogprob,
+    to_json,
 )
 from foredraft.server.prompts import chat_prompt
 from foredraft.server.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
-from foredraft.server.service import off_loop, service_of
+from foredraft.server.service import off_loop, service_of, size_of
 from foredraft.types import TokenLogprob
 
 
@@ -68,31 +70,37 @@ def completion_logprobs(
     )
 
 
-async def tokenize(body: TokenizeChatRequest | TokenizeTextRequest, request: Request) -> TokenizeAnswer:
-    """Ids of a text, or of a chat through the model's template."""
-    service = service_of(request)
+async def tokenize(body: TokenizeChatRequest | TokenizeTextRequest, request: Request) -> Response:
+    """Ids of a text, or of a chat through the model's template, also where the context could not hold them."""
+    service, size = service_of(request), size_of(request)
     service.model_name(body.model)
-    tokenizer = service.tokenizer
+    tokenizer, max_model_len = service.tokenizer, service.max_model_len
     if isinstance(body, TokenizeTextRequest):
         text, add_special, parse_special = body.prompt, body.add_special_tokens, body.parse_special
-        ids = await off_loop(
-            len(text), lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
-        )
+        ids = await off_loop(size, lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special))
     else:
-        ids = await chat_prompt(tokenizer, body)
-    texts = [decode(tokenizer, [id]) for id in ids] if body.return_token_strs else None
-    return TokenizeAnswer(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
+        ids = await chat_prompt(tokenizer, body, size)
+
+    def report() -> bytes:
+        texts = [decode(tokenizer, [id]) for id in ids] if body.return_token_strs else None
+        answer = TokenizeAnswer(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=texts)
+        return to_json(answer)
+
+    return Response(await off_loop(size, report), media_type="application/json")
 
 
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeAnswer:
     """The text of ids."""
     service = service_of(request)
     service.model_name(body.model)
-    vocab_size = service.engine.generator.model.vocab_size
-    if not all(0 <= id < vocab_size for id in body.tokens):
-        raise ParameterError("tokens", f"has ids outside 0 .. {vocab_size - 1}")
-    tokenizer = service.tokenizer
-    return DetokenizeAnswer(prompt=await off_loop(len(body.tokens), lambda: decode(tokenizer, body.tokens)))
+    tokenizer, vocab_size = service.tokenizer, service.engine.generator.model.vocab_size
+
+    def text() -> str:
+        if not all(0 <= id < vocab_size for id in body.tokens):
+            raise ParameterError("tokens", f"has ids outside 0 .. {vocab_size - 1}")
+        return decode(tokenizer, body.tokens)
+
+    return DetokenizeAnswer(prompt=await off_loop(size_of(request), text))
 
 
 def _top_logprob(tokenizer: TextTokenizer, id: int, logprob: float) -> TopLogprob:

@@ -14,6 +14,7 @@ class ByteTokenizer:
 
     def __init__(self, *, add_bos: bool = False) -> None:
         self.vocab_size = 256 + len(_SPECIALS)
+        self.max_token_length = max(map(len, _SPECIALS))
         self.add_bos = add_bos
         self.bos_id: int | None = self.BOS
         self.eos_id: int | None = self.EOS
