@@ -94,12 +94,12 @@ class Soak:
     faults: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
-    async def prepare(self, every: int) -> None:
-        """Ask each case alone, without speculation. every: only every so many-th."""
+    async def prepare(self, only: str) -> None:
+        """Ask each case alone, without speculation. only: cases whose names match."""
         card = (await self.client.get("/v1/models")).json()["data"][0]
         prompt = read_text(16 * card["max_model_len"])
         ids = (await self.client.post("/tokenize", json={"prompt": prompt})).json()["tokens"]
-        self.cases = list(make_cases(ids, card["max_model_len"]))[::every]
+        self.cases = [case for case in make_cases(ids, card["max_model_len"]) if re.search(only, case.name)]
         for case in self.cases:
             plain = Case(case.name, case.path, {**case.body, "speculation": {"enabled": False}})
             self.expected[case.name] = outcome = await self.ask(plain, is_stream=False)
@@ -324,7 +324,7 @@ async def run(args: argparse.Namespace, url: str, pid: int | None, key: str | No
         httpx.AsyncClient(transport=small, **common) as slow,
     ):
         soak = Soak(url, client, slow, headers, random.Random(args.seed))
-        await soak.prepare(args.every)
+        await soak.prepare(args.only)
         answered = sum(outcome.status == 200 for outcome in soak.expected.values())
         print(
             f"{len(soak.cases)} requests asked one by one, {answered} answered, the others refused as bad", flush=True
@@ -359,7 +359,7 @@ def main() -> int:
     parser.add_argument("target", help="a model to serve, or the http:// address of a server")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=NUM_CLIENTS)
-    parser.add_argument("--every", type=int, default=1, help="only every so many-th of the requests")
+    parser.add_argument("--only", metavar="REGEX", default="", help="only requests whose names match")
     parser.add_argument("--seed", type=int, default=0, help="of the traffic")
     parser.add_argument("--log", type=Path, help="file for the server's log")
     parser.add_argument("--api-key", help="of a server that runs already")

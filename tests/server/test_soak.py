@@ -14,6 +14,7 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.testing import ByteTokenizer, TinyModel, make_tiny_gguf
 from foredraft.types import Chunk
 from tests.server.serving import GatedGenerator, running_server
+from tests.server.test_structured import TEMPLATE
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 300.0
@@ -27,7 +28,7 @@ def soak(target: str, *flags: str) -> subprocess.CompletedProcess[str]:
 def test_everything_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "home"))
     make_tiny_gguf("llama", tmp_path / "tiny.gguf")
-    done = soak(str(tmp_path / "tiny.gguf"), "--minutes", "0.3", "--every", "2")
+    done = soak(str(tmp_path / "tiny.gguf"), "--minutes", "0.3", "--only", "long|seeded|eight|schema|logprobs|context")
     assert done.returncode == 0, done.stderr
     assert "0 faults" in done.stdout
     counts = dict(re.findall(r"'(\w+)': (\d+)", done.stdout))
@@ -52,11 +53,25 @@ class LosesBlocks(GatedGenerator):
         self.engine.pool.allocate(1)
 
 
-@pytest.mark.parametrize(("kind", "words"), [(TellsOthersTexts, "'text': 'x"), (LosesBlocks, "not idle at the end")])
+def start(kind: type[GatedGenerator], template: str | None = None) -> GatedGenerator:
+    model, tokenizer = TinyModel(vocab_size=272, max_model_len=512, num_blocks=160, kinship=8.0), ByteTokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
+    return kind(model, tokenizer, [NgramDrafter()], adaptive=False, native=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(TellsOthersTexts, "'text': 'x"), (LosesBlocks, "not idle at the end")], ids=["texts", "blocks"]
+)
 def test_faults_are_found(kind: type[GatedGenerator], words: str) -> None:
-    model = TinyModel(vocab_size=272, max_model_len=512, num_blocks=160, kinship=8.0)
-    generator = kind(model, ByteTokenizer(), [NgramDrafter()], adaptive=False, native=False)
-    with running_server(generator) as server:
-        done = soak(server.url, "--minutes", "0.1", "--every", "12", "--clients", "24")
+    with running_server(start(kind)) as server:
+        done = soak(server.url, "--minutes", "0.1", "--only", "greedy", "--clients", "24")
     assert done.returncode == 1, done.stdout
     assert words in done.stderr
+
+
+def test_calls_of_tools() -> None:
+    with running_server(start(GatedGenerator, TEMPLATE)) as server:
+        done = soak(server.url, "--minutes", "0.1", "--only", "call", "--clients", "24")
+    assert done.returncode == 0, done.stderr
+    assert "2 requests asked one by one, 2 answered" in done.stdout
+    assert re.search(r"'compared': [1-9]", done.stdout)
