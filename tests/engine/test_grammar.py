@@ -534,7 +534,7 @@ def test_a_panic_of_the_compiler_is_the_requests_fault(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(GrammarCompiler, "_compile", panic)
     with pytest.raises(ParameterError, match="the compiler failed on it; write it more simply"):
-        compiler().compile(WORDS)
+        compiler().compile(StructuredOutputs(regex="new"))
 
 
 def test_a_grammar_that_begins_with_what_no_token_spells() -> None:
