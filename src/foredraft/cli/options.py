@@ -20,7 +20,8 @@ from foredraft.errors import EngineUnavailableError, ParameterError
 from foredraft.types import MAX_DRAFT, MAX_THREADS, SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
-    from foredraft.engine.llm import LLM, LoadProgress
+    from foredraft.engine.llm import LLM
+    from foredraft.engine.loader import LoadProgress
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -48,6 +49,12 @@ class EngineOptions:
     kv_cache_tokens: int | None = None
     enable_prefix_caching: bool = True
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
+    backend: Literal["native", "hf"] | None = None
+    device: str | None = None
+    device_map: str | None = None
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    trust_remote_code: bool = False
+    fixed_rows: bool = False
 
 
 def make_llm(options: EngineOptions, progress: LoadProgress) -> LLM:
@@ -114,7 +121,10 @@ def debug_option(command: Command) -> Command:
 def engine_options(command: Command) -> Command:
     """Adds the flags of EngineOptions; the command gets them, checked, as `options`."""
     model = click.option(
-        "-m", "--model", required=True, help="A .gguf file, a catalogue name, or a hub id org/repo[:file]."
+        "-m",
+        "--model",
+        required=True,
+        help="A .gguf file, a catalogue name, a hub id org/repo[:file], or a folder of Transformers.",
     )
     return collect(command, [model, *_engine_flags()], "options", _make_engine_options)
 
@@ -182,7 +192,34 @@ def _engine_flags() -> list[Callable[[Command], Command]]:
         click.option(
             "--kv-cache-dtype",
             type=click.Choice(("f16", "f32")),
-            help=f"Precision of keys and values.{shown('kv_cache_dtype')}",
+            help=f"Precision of keys and values on the CPU core.{shown('kv_cache_dtype')}",
+        ),
+        *_transformers_flags(),
+    ]
+
+
+def _transformers_flags() -> list[Callable[[Command], Command]]:
+    return [
+        click.option(
+            "--backend",
+            type=click.Choice(("native", "hf")),
+            help="What runs the model: the CPU core, or Transformers, also for hub ids. [default: by its files]",
+        ),
+        click.option("--device", help="Of a Transformers model, such as cuda:1. [default: the first GPU, else cpu]"),
+        click.option("--device-map", metavar="auto", help="Spread a Transformers model over several devices."),
+        click.option(
+            "--dtype",
+            type=click.Choice(("auto", "float32", "float16", "bfloat16")),
+            help=f"Of a Transformers model's weights; auto takes the files'.{shown('dtype')}",
+        ),
+        click.option(
+            "--trust-remote-code", is_flag=True, default=None, help="Run code that a Transformers repository brings."
+        ),
+        click.option(
+            "--fixed-rows",
+            is_flag=True,
+            default=None,
+            help="Fill passes of a Transformers model up, so that texts have the same bits with any draft.",
         ),
     ]
 

@@ -49,7 +49,10 @@ def command(
     log_format: str,
     tensor_parallel_size: int,
 ) -> int:
-    """Serve MODEL (a .gguf file, a catalogue name, or a hub id org/repo[:file]) over the OpenAI API."""
+    """Serve MODEL over the OpenAI API.
+
+    It is a .gguf file, a catalogue name, a hub id org/repo[:file], or a folder of Transformers.
+    """
     if tensor_parallel_size > 1:
         raise click.UsageError(
             "--tensor-parallel-size above 1 is not supported: the CPU core runs a model in one process, on all threads"

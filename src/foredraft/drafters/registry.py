@@ -10,8 +10,8 @@ from foredraft.drafters.base import Drafter
 from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.errors import ParameterError, TokenizerMismatchError
-from foredraft.models.base import LanguageModel
-from foredraft.models.tokenizer import Tokenizer, same_tokenizer
+from foredraft.models.base import LanguageModel, TextTokenizer
+from foredraft.models.tokenizer import same_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class DraftContext:
     """What a drafter may be built from."""
 
     target: LanguageModel
-    tokenizer: Tokenizer
-    read_tokenizer: Callable[[str], Tokenizer]  # of a model by name, path or hub id
+    tokenizer: TextTokenizer
+    read_tokenizer: Callable[[str], TextTokenizer]  # of a model by name, path or hub id
     load_draft: Callable[[str], LanguageModel]
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from foredraft.algo.sampler import RejectionMethod
 from foredraft.drafters.registry import DraftContext, make_drafters
-from foredraft.engine.generator import Generator
+from foredraft.engine.generator import DEFAULT_MAX_DRAFT, Generator
+from foredraft.engine.loader import Backend, Dtype, LoadOptions, LoadProgress, ModelLoader
 from foredraft.errors import ParameterError
-from foredraft.models.gguf import load_core, read_gguf
-from foredraft.models.hub import resolve
-from foredraft.models.load import KVCacheDtype, Quantize, load_model
-from foredraft.models.native import MemoryPlan, NativeModel
-from foredraft.models.tokenizer import Tokenizer
+from foredraft.models.base import LanguageModel
+from foredraft.models.load import KVCacheDtype, Quantize
 from foredraft.types import MAX_THREADS, check_choice, check_whole
-
-if TYPE_CHECKING:
-    from foredraft._native import ThreadPool
-
-#: Called while something long goes on at load: what, units done, units in all.
-LoadProgress = Callable[[str, int, int], None]
 
 DraftQuantize = Literal["auto", "q4", "q8", "none"]
 #: What "auto" means for drafts; benchmarks/draft_optimiser.md has the measurements behind it.
@@ -33,15 +22,21 @@ AUTO_DRAFT_VOCAB = 32_768
 
 
 class LLM(Generator):
-    """A target model with its drafters on the CPU core.
+    """A target model with its drafters, on the CPU core or, for models of Transformers, on torch.
 
-    model: a `.gguf` path, a catalogue name, or a hub id `org/repo[:file]`; pulled on first use. drafter: `none`,
+    model: a `.gguf` path, a catalogue name, or a hub id `org/repo[:file]`, pulled on first use; or a folder of
+    Transformers (config.json, safetensors, tokenizer), for which the extra `[hf]` is needed. drafter: `none`,
     `ngram`, `model:NAME`, or several joined by `+`. num_speculative_tokens: largest draft. threads: None takes the
     cores that this process may use. max_model_len: None takes the model's own context. kv_cache_tokens: what each
     model's cache holds, all sequences together; sequences that do not fit wait, or give way for a while. None: enough
     for max_num_seqs of them, within limits (see `load_model`). draft_quantize, draft_vocab: how
     a draft model is made smaller (any draft is lossless); "auto" is what measured best. adaptive: measured costs choose
     lengths and switch drafters off that do not pay; False always drafts the full length.
+
+    Of models of Transformers: backend "hf" takes hub ids for theirs, too. device: where they are, for example "cuda:1";
+    None takes the first GPU, if there is one. device_map: "auto" spreads them over devices. dtype: "auto" takes the
+    checkpoint's. trust_remote_code: run code that the repository brings. fixed_rows: fill every pass of the target up
+    to the rows of the longest draft, so that texts have the same bits with any draft (see docs/transformers.md).
 
     Raises ForedraftError (see `foredraft.errors`) with the cause and the cure.
     """
@@ -66,10 +61,15 @@ class LLM(Generator):
         enable_prefix_caching: bool = True,
         kv_cache_dtype: KVCacheDtype = "f16",
         kernels: str | None = None,
+        backend: Backend | None = None,
+        device: str | None = None,
+        device_map: str | None = None,
+        dtype: Dtype = "auto",
+        trust_remote_code: bool = False,
+        fixed_rows: bool = False,
         progress: LoadProgress | None = None,
     ) -> None:
         began = perf_counter()
-        core = load_core()
         if not isinstance(drafter, str):
             raise ParameterError("drafter", "must be text: 'none' for plain decoding, 'ngram', 'model:NAME' ...")
         if threads is not None:
@@ -80,41 +80,36 @@ class LLM(Generator):
         check_choice("draft_quantize", draft_quantize, get_args(DraftQuantize))
         if draft_vocab not in ("auto", "full"):
             check_whole("draft_vocab", draft_vocab, 1)
-        pool: ThreadPool = core.ThreadPool(threads or core.default_threads())
+        if backend is not None:
+            check_choice("backend", backend, get_args(Backend))
+        check_choice("dtype", dtype, get_args(Dtype))
+        max_draft = DEFAULT_MAX_DRAFT if num_speculative_tokens is None else num_speculative_tokens
+        options = LoadOptions(
+            backend=backend,
+            threads=threads,
+            max_num_seqs=max_num_seqs,
+            kv_cache_tokens=kv_cache_tokens,
+            kv_cache_dtype=kv_cache_dtype,
+            kernels=kernels,
+            device=device,
+            device_map=device_map,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            fixed_rows=1 + max_draft if fixed_rows else 0,
+        )
+        loader = ModelLoader(options, progress)
 
-        def find(name: str | os.PathLike[str]) -> Path:
-            return resolve(os.fspath(name), progress=_named(progress, f"pulling {name}"))
-
-        def read_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
-            return Tokenizer(read_gguf(find(name)).metadata)
-
-        def load(name: str | os.PathLike[str], length: int | None, quantize: Quantize | None) -> NativeModel:
-            path = find(name)
-            return load_model(
-                path,
-                pool=pool,
-                max_model_len=length,
-                kv_cache_dtype=kv_cache_dtype,
-                max_num_seqs=max_num_seqs,
-                kv_cache_tokens=kv_cache_tokens,
-                quantize=quantize,
-                kernels=kernels,
-                progress=_named(progress, f"repacking {path.stem}"),
-            )
-
-        drafts: list[NativeModel] = []
-
-        def load_draft(name: str) -> NativeModel:
+        def load_draft(name: str) -> LanguageModel:
             quantize = AUTO_DRAFT_QUANTIZE if draft_quantize == "auto" else draft_quantize
-            drafts.append(load(name, None, None if quantize == "none" else quantize))
-            return drafts[-1]
+            return loader.load_draft(name, None if quantize == "none" else quantize)
 
-        target, tokenizer = load(model, max_model_len, None), read_tokenizer(model)
+        name = os.fspath(model)
+        target, tokenizer = loader.load_target(name, max_model_len), loader.read_tokenizer(name)
         head_size = AUTO_DRAFT_VOCAB if draft_vocab == "auto" else None if draft_vocab == "full" else draft_vocab
         context = DraftContext(
             target,
             tokenizer,
-            read_tokenizer,
+            loader.read_tokenizer,
             load_draft,
             prompt_lookup_min,
             prompt_lookup_max,
@@ -122,7 +117,7 @@ class LLM(Generator):
             enable_prefix_caching,
         )
         drafters = make_drafters(drafter, context)
-        self.memory_plans: list[MemoryPlan] = [m.memory_plan for m in (target, *drafts)]
+        self.memory_plans = loader.memory_plans
         super().__init__(
             target,
             tokenizer,
@@ -133,9 +128,6 @@ class LLM(Generator):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
+            native=loader.has_core,
             load_s=perf_counter() - began,
         )
-
-
-def _named(progress: LoadProgress | None, what: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else partial(progress, what)

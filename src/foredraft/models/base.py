@@ -120,5 +120,5 @@ class LanguageModel(Protocol):
         ...
 
     def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
-        """Drafts only: compute logits for the given tokens and perhaps their neighbours, -inf elsewhere. None: all."""
+        """Drafts only: compute logits for the given tokens and perhaps for others, -inf elsewhere. None: all."""
         ...

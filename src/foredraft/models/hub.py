@@ -66,6 +66,12 @@ def resolve(spec: str, progress: Progress | None = None) -> Path:
     raise _unknown(spec)
 
 
+def is_hub_id(spec: str) -> bool:
+    """Whether a name is `org/repo`, and no path, catalogue name or `.gguf` file of a repository."""
+    match = _HUB_ID.fullmatch(spec)
+    return match is not None and match[2] is None and spec not in CATALOGUE and not Path(spec).expanduser().exists()
+
+
 def pull(name: str, progress: Progress | None = None) -> Path:
     """The file of a catalogue model or hub id, downloaded unless it is on disk. Raises as `resolve` does."""
     if name not in CATALOGUE:

@@ -83,7 +83,7 @@ def load_model(
         raise type(error)(f"{file.path}: {error}") from None
     max_model_len = _check_length(max_model_len, arch.context_length)
     check_choice("kv_cache_dtype", kv_cache_dtype, ("f16", "f32"))
-    num_blocks = _count_blocks(kv_cache_tokens, max_model_len, max_num_seqs)
+    num_blocks = count_blocks(kv_cache_tokens, max_model_len, max_num_seqs)
 
     decoder = make_decoder(core, arch, file, pool, kernels)
     weights = _pack_weights(core, file, tensors, quantize, pool.num_threads, progress, cache)
@@ -223,7 +223,7 @@ def _check_length(max_model_len: int | None, context_length: int) -> int:
     return max_model_len
 
 
-def _count_blocks(kv_cache_tokens: int | None, max_model_len: int, max_num_seqs: int) -> int:
+def count_blocks(kv_cache_tokens: int | None, max_model_len: int, max_num_seqs: int) -> int:
     """Blocks of the cache."""
     check_whole("max_num_seqs", max_num_seqs, 1)
     if kv_cache_tokens is None:

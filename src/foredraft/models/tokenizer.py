@@ -19,6 +19,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from foredraft.errors import ModelFileError, UnsupportedModelError
+from foredraft.models.base import TextTokenizer
 from foredraft.models.gguf import load_core
 
 # Kinds of a token in the file.
@@ -139,7 +140,7 @@ class Tokenizer:
         self.chat_template: str | None = chat_template if isinstance(chat_template, str) else None
 
         self._specials = self._group_specials()
-        self._byte_of = _byte_alphabet()
+        self._byte_of = byte_alphabet()
         self._backend = _byte_level(fields, ids, words) if self._is_byte_level else _sentencepiece(fields, ids)
 
     @cached_property
@@ -251,12 +252,12 @@ class Tokenizer:
         return (piece for piece in pieces if piece != "")
 
 
-def same_tokenizer(target: Tokenizer, draft: Tokenizer) -> str | None:
+def same_tokenizer(target: TextTokenizer, draft: TextTokenizer) -> str | None:
     """None if the two give every id that both can emit the same bytes; else the first difference, in one line.
 
     Padding, chat templates and other settings do not matter: ids cross from draft to target, nothing else does.
     """
-    if target.is_same_vocabulary(draft):
+    if isinstance(target, Tokenizer) and isinstance(draft, Tokenizer) and target.is_same_vocabulary(draft):
         return None
     for id in range(min(target.vocab_size, draft.vocab_size)):
         ours, theirs = target.token_bytes(id), draft.token_bytes(id)
@@ -315,7 +316,7 @@ def _end_ids(ids: Mapping[str, int], kinds: Sequence[int]) -> set[int]:
     return {ids[text] for text in ends}
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """GPT-2's letters for bytes: printable ones stand for themselves, the rest from U+0100 on, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

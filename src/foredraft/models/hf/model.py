@@ -62,7 +62,6 @@ class HFModel:
         self._device = model.get_input_embeddings().weight.device
         self._fixed_rows = fixed_rows
         self._arrays = arrays
-        self._excluded: torch.Tensor | None = None  # [vocab] tokens that `limit_head` leaves out
         self._hidden: torch.Tensor | None = None
 
     @property
@@ -95,11 +94,7 @@ class HFModel:
         self._cache.move_slots(physical(source), physical(target))
 
     def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
-        """Computes all logits all the same: a head of one matrix product has nothing to leave out cheaply."""
-        self._excluded = None
-        if token_ids is not None:
-            self._excluded = torch.ones(self.vocab_size, dtype=torch.bool, device=self._device)
-            self._excluded[torch.as_tensor(token_ids, device=self._device)] = False
+        """Computes all logits all the same: a head is one matrix product here, and there is no smaller one."""
 
     def _run(
         self, batch: Sequence[Rows], layout: Layout, hidden_layers: Sequence[int]
@@ -141,8 +136,6 @@ class HFModel:
 
     def _finish(self, logits: torch.Tensor) -> Array:
         logits = logits.float()
-        if self._excluded is not None:
-            logits = logits.masked_fill(self._excluded.to(logits.device), float("-inf"))
         return logits.cpu().numpy() if self._arrays == "numpy" else logits
 
 

@@ -1,0 +1,128 @@
+"""From a folder or hub id of Transformers to a model that runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from foredraft.errors import ModelFileError, ParameterError, UnsupportedModelError
+from foredraft.models.hf.checks import context_length
+from foredraft.models.hf.model import HFModel
+from foredraft.models.hf.probe import probe_once
+from foredraft.models.hf.tokenizer import HFTokenizer
+from foredraft.models.load import count_blocks
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "auto": "auto"}
+#: Context of a model that sets no limit, unless the caller does.
+DEFAULT_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class HFOptions:
+    """How Transformers loads and runs models.
+
+    device: where the model is, for example "cuda:1"; None takes the first GPU if there is one. device_map: spread it
+    over several devices as `accelerate` does ("auto"), instead. dtype: "auto" takes the checkpoint's. threads: None
+    leaves torch's own.
+    """
+
+    device: str | None = None
+    device_map: str | None = None
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    threads: int | None = None
+
+
+def load_hf_model(
+    name: str,
+    options: HFOptions,
+    *,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 1,
+    kv_cache_tokens: int | None = None,
+    fixed_rows: int = 0,
+) -> HFModel:
+    """Load a model of Transformers from a folder or the hub.
+
+    max_model_len: None takes what its positions reach. kv_cache_tokens: what the cache holds, all sequences together;
+    None has room for max_num_seqs sequences within limits. fixed_rows: see `HFModel`.
+
+    Raises ModelFileError, UnsupportedModelError, ParameterError.
+    """
+    if options.dtype not in _DTYPES:
+        raise ParameterError("dtype", f"must be one of {', '.join(_DTYPES)}")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    arguments: dict[str, Any] = {"dtype": _DTYPES[options.dtype]}
+    if options.device_map is not None:
+        arguments["device_map"] = options.device_map
+    model = _from_pretrained(transformers.AutoModelForCausalLM, name, options, arguments)
+    if options.device_map is None:
+        model = _moved(model, options.device or _default_device())
+    length = max_model_len or context_length(model) or DEFAULT_CONTEXT
+    short_name = Path(name).name or name
+    probe_once(model, name=short_name)
+    return HFModel(
+        model.eval(),
+        name=short_name,
+        num_blocks=count_blocks(kv_cache_tokens, length, max_num_seqs),
+        max_model_len=length,
+        fixed_rows=fixed_rows,
+    )
+
+
+def read_hf_tokenizer(name: str, options: HFOptions) -> HFTokenizer:
+    """The tokenizer of a folder or hub id, with the ends of text that the model's settings name.
+
+    Raises ModelFileError, UnsupportedModelError.
+    """
+    tokenizer = _from_pretrained(transformers.AutoTokenizer, name, options, {})
+    try:
+        ends = transformers.GenerationConfig.from_pretrained(name, local_files_only=_is_offline()).eos_token_id
+    except OSError:  # the model has no such file
+        ends = None
+    return HFTokenizer(tokenizer, [ends] if isinstance(ends, int) else ends or [])
+
+
+def _from_pretrained(factory: Any, name: str, options: HFOptions, arguments: dict[str, Any]) -> Any:
+    _hide_bars()
+    try:
+        return factory.from_pretrained(
+            name, trust_remote_code=options.trust_remote_code, local_files_only=_is_offline(), **arguments
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if "trust_remote_code" in reason:
+            raise UnsupportedModelError(
+                f"{name} brings code of its own; if you trust it, allow it with --trust-remote-code"
+            ) from None
+        raise ModelFileError(f"{name} cannot be loaded by Transformers: {reason}") from None
+
+
+def _hide_bars() -> None:
+    """The library's bars would run through the command's own."""
+    logging: Any = transformers.utils.logging
+    logging.disable_progress_bar()
+
+
+def _moved(model: Any, device: str) -> Any:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ParameterError("device", f"{device!r} cannot be used: {reason}") from None
+
+
+def _default_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _is_offline() -> bool:
+    return os.environ.get("FOREDRAFT_OFFLINE", "0") not in ("", "0")

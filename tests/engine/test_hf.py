@@ -1,0 +1,137 @@
+"""Folders of Transformers through the library's front door, against the model's own `generate`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from foredraft import LLM, SamplingParams
+from foredraft.errors import (
+    MissingExtraError,
+    ModelFileError,
+    ParameterError,
+    TokenizerMismatchError,
+    UnsupportedModelError,
+)
+from foredraft.models.hf import extra
+from tests.models.hf.folders import sentencepiece, write_folder
+from tests.models.hf.zoo import REFUSED, make_model
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PROMPTS = ["the cat sat on", "def add(a, b):", "the dog"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another model of the same tokenizer, with a wider head."""
+    return write_folder(tmp_path_factory.mktemp("draft"), "gpt2", seed=4, padding=20)
+
+
+def own_ids(folder: Path, prompt: str) -> list[int]:
+    """Of `generate`, in single precision."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt")["input_ids"]
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+    return [int(token) for token in output[0, ids.shape[1] :]]
+
+
+@pytest.mark.parametrize("spec", ["none", "ngram", "model", "ngram+model"])
+def test_greedy_ids_are_generates(folder: Path, draft: Path, spec: str) -> None:
+    with LLM(folder, spec.replace("model", f"model:{draft}"), adaptive=False, num_speculative_tokens=4) as llm:
+        got = [list(c.token_ids) for c in llm.generate(PROMPTS, GREEDY)]
+    assert got == [own_ids(folder, prompt) for prompt in PROMPTS]
+
+
+def test_seeds_and_parameters_under_speculation(folder: Path, draft: Path) -> None:
+    params = SamplingParams(seed=3, top_p=0.9, max_tokens=20, repetition_penalty=1.2, logprobs=2)
+    texts = []
+    for spec in ("none", f"ngram+model:{draft}"):
+        with LLM(folder, spec, adaptive=False, num_speculative_tokens=4) as llm:
+            texts.append(
+                [(c.text, [entry.token_id for entry in c.logprobs or ()]) for c in llm.generate(PROMPTS, params)]
+            )
+    assert texts[0] == texts[1]
+
+
+def test_chats_are_rendered_by_the_folders_template(folder: Path) -> None:
+    with LLM(folder) as llm:
+        ids = llm.render_chat([{"role": "user", "content": "the cat"}])
+        text = b"".join(map(llm.tokenizer.token_bytes, ids)).decode()
+        assert text == "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
+        assert llm.chat([{"role": "user", "content": "the cat"}], GREEDY)[0].usage.prompt_tokens == len(ids)
+
+
+def test_without_the_core(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of Transformers need none of it."""
+    with LLM(folder) as llm:
+        wanted = llm.generate(PROMPTS, GREEDY)
+    monkeypatch.setitem(sys.modules, "foredraft._native", None)
+    with LLM(folder) as llm:
+        got = llm.generate(PROMPTS, GREEDY)
+    assert [c.token_ids for c in got] == [c.token_ids for c in wanted]
+
+
+def test_precision_is_chosen(folder: Path) -> None:
+    with LLM(folder, dtype="bfloat16", fixed_rows=True, num_speculative_tokens=4, device="cpu") as llm:
+        assert llm.model.weight_bytes * 2 == sum(p.numel() * 4 for p in make_model_of(folder).parameters())
+        assert llm.generate("the cat", GREEDY)[0].token_ids
+
+
+def make_model_of(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_a_draft_of_another_tokenizer(folder: Path, tmp_path: Path) -> None:
+    other = write_folder(tmp_path, tokenizer=sentencepiece())
+    with pytest.raises(TokenizerMismatchError, match="their tokenizers differ"):
+        LLM(folder, f"model:{other}")
+
+
+def test_models_that_cannot_undo_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    make_model("jamba", **REFUSED["jamba"]).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="has recurrent state"):
+        LLM(tmp_path)
+
+
+def test_wrong_wishes(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="native reads"):
+        LLM(folder, backend="native")
+    with pytest.raises(ParameterError, match="hf reads folders and hub ids"):
+        LLM("smollm2-135m", backend="hf")
+    with pytest.raises(ParameterError, match="backend must be one of native, hf"):
+        LLM(folder, backend="onnx")  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="dtype must be one of"):
+        LLM(folder, dtype="int3")  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="device 'nowhere' cannot be used"):
+        LLM(folder, device="nowhere")
+    with pytest.raises(ParameterError, match="max_model_len must lie between"):
+        LLM(folder, max_model_len=1000)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelFileError, match="cannot be loaded by Transformers"):
+        LLM(tmp_path)
+
+
+def test_a_missing_extra_is_named_with_its_cure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(MissingExtraError, match=r'torch not installed: pip install "foredraft\[hf\]"'):
+        LLM(folder)
+
+
+def test_the_command_answers_from_a_folder(folder: Path) -> None:
+    command = [sys.executable, "-m", "foredraft", "generate", "-m", str(folder), "-p", "the cat", "--raw", "-n", "24"]
+    done = subprocess.run([*command, "--json", "--backend", "hf", "--dtype", "float32"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["token_ids"] == own_ids(folder, "the cat")
