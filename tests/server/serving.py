@@ -19,6 +19,7 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.generator import Generator
 from foredraft.server.app import make_app
 from foredraft.server.config import ServerConfig
+from foredraft.server.limits import HTTPConnection
 from foredraft.server.run import listen, url_of
 from foredraft.testing import ByteTokenizer, TinyModel
 from foredraft.types import Chunk, Completion, SamplingParams
@@ -106,7 +107,10 @@ def running_server(
         return own
 
     engine = AsyncEngine(load, max_num_waiting=config.max_num_waiting)
-    web = uvicorn.Server(uvicorn.Config(make_app(engine, config), log_config=None, access_log=False, lifespan="on"))
+    app = make_app(engine, config)
+    web = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", http=HTTPConnection, ws="none")
+    )
     sock = listen("127.0.0.1", 0)
     started: list[asyncio.AbstractEventLoop] = []
     is_up = threading.Event()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from foredraft.server import limits
 from foredraft.server.auth import prefix_salt
 from foredraft.server.logs import JSONLines, RequestRecord
 from tests.server.serving import PATIENCE, Server, connect, make_generator, running_server
@@ -308,3 +309,50 @@ def test_whatever_is_large_becomes_tokens_off_the_loop(fields: dict[str, Any]) -
 
 async def _this_thread() -> threading.Thread:
     return threading.current_thread()
+
+
+def test_draining_waits_for_no_body() -> None:
+    with running_server() as server, connect(server) as sock:
+        sock.sendall(request_bytes({"prompt": "x" * 100})[:-50])
+        assert server.client.get("/live").status_code == 200  # the first request has been begun
+        asyncio.run_coroutine_threadsafe(server.engine.drain(), server.loop).result(PATIENCE)
+        answer = sock.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"retry-after" in answer
+        assert server.client.get("/live").status_code == 200
+        assert error_of(server.complete("x"), 503)["code"] == "service_unavailable"
+
+
+def test_a_head_that_does_not_come_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HEADERS_DEADLINE", 0.3)
+    with running_server() as server:
+        for begin in (b"", b"GET /live HTTP/1.1\r\nhost: x\r\n"):
+            with connect(server) as sock:
+                sock.sendall(begin)
+                assert sock.recv(100) == b""
+        with connect(server) as sock:  # one that has had an answer, and begins another request
+            sock.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\nGET /live")
+            received = b""
+            while piece := sock.recv(1000):
+                received += piece
+            assert received.count(b"HTTP/1.1") == 1
+            assert received.endswith(b'{"status":"live"}')
+
+
+def test_an_answer_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HEADERS_DEADLINE", 0.3)
+    generator = make_generator()
+    with running_server(generator) as server, connect(server) as sock, connect(server) as other:
+        generator.gate.clear()
+        sock.sendall(request_bytes({**FOREVER, "max_tokens": 3}))
+        assert other.recv(100) == b""  # its time was over
+        generator.gate.set()
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_pipelined_requests_are_answered_in_order(locked: Server) -> None:
+    with connect(locked) as sock:
+        sock.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 20)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 20:
+            received += sock.recv(10_000)

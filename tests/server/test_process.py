@@ -169,7 +169,7 @@ def test_a_port_that_is_taken_is_one_line(model: Path, capsys: pytest.CaptureFix
         (["--stream-interval", "0"], 2, "--stream-interval"),
         (["--max-num-seqs", "0"], 2, "--max-num-seqs"),
         (["-d", "ngrm"], 2, "did you mean 'ngram'"),
-        (["-c", "100000"], 2, "max_model_len must lie between"),
+        (["-c", "100000"], 2, "-c/--max-model-len must be at most the model's context"),
     ],
     ids=str,
 )

@@ -79,6 +79,7 @@ class AsyncEngine:
         self._num_sent = 0  # sequences that the snapshot does not count yet
         self._open: set[AnswerStream] = set()
         self._preparing = ThreadPoolExecutor(NUM_PREPARERS, "foredraft-prepare")
+        self.stopping = asyncio.Event()  # set once no more requests are taken for good
         self._idle = asyncio.Event()
         self._idle.set()
         self._settled = asyncio.Event()  # loaded, or failed to
@@ -164,12 +165,14 @@ class AsyncEngine:
         """Take no more requests, and wait for the end of those that run."""
         if self.state in ("loading", "ready"):
             self.state = "draining"
+        self.stopping.set()
         await self._idle.wait()
 
     async def close(self) -> None:
         """Fail what still runs, and wait for the thread's end, which comes after its pass."""
         if self.state != "failed":
             self.state = "stopped"
+        self.stopping.set()
         self._end_streams(EngineUnavailableError(_REFUSALS["stopped"]))
         self._preparing.shutdown(wait=False)
         self._worker.inbox.put(None)

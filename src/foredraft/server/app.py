@@ -66,7 +66,7 @@ def make_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     app.state.service = Service(engine, config, metrics, int(time.time()))
     _add_routes(app)
     add_error_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, stopping=engine.stopping)
     app.add_middleware(Authentication, keys=config.api_keys)
     if config.allowed_origins:
         app.add_middleware(

@@ -43,6 +43,7 @@ class Failure:
 
 BAD_REQUEST = Failure(400)
 INTERNAL = Failure(500, "internal_error", "internal_error")
+_UNAVAILABLE = Failure(503, "service_unavailable", "service_unavailable", may_retry=True)
 
 _FAILURES: Mapping[type[ForedraftError], Failure] = {
     ParameterError: BAD_REQUEST,
@@ -51,7 +52,7 @@ _FAILURES: Mapping[type[ForedraftError], Failure] = {
     GrammarError: Failure(400, code="grammar_failed"),
     ModelNotFoundError: Failure(404, code="model_not_found", param="model"),
     QueueFullError: Failure(429, "rate_limit_error", "queue_full", may_retry=True),
-    EngineUnavailableError: Failure(503, "service_unavailable", "service_unavailable", may_retry=True),
+    EngineUnavailableError: _UNAVAILABLE,
 }
 
 #: Fields that clients know by another name than the engine.
@@ -63,6 +64,7 @@ _OF_STATUS = {
     405: Failure(405, code="method_not_allowed"),
     408: Failure(408, code="request_timeout"),
     413: Failure(413, code="request_too_large"),
+    503: _UNAVAILABLE,
 }
 
 

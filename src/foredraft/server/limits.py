@@ -6,35 +6,96 @@ import asyncio
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foredraft.server.errors import status_response
 
+#: Seconds for a request's line and headers to arrive, from the connection's begin or the end of the request before.
+HEADERS_DEADLINE = 60.0
 #: Seconds for a body to arrive.
 BODY_DEADLINE = 60.0
 
 
-class BodyLimit:
-    """ASGI middleware: a request goes on once its whole body is here, and only if that is not too large."""
+class HTTPConnection(H11Protocol):
+    """A connection that is closed when no whole head of a request arrives in time.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    The timer runs while no request is being answered: from the connection's begin, and from each answer's end.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self._is_answering():
+            self._stop_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_answering() and not self.transport.is_closing():
+            self._start_timer()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(HEADERS_DEADLINE, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class BodyLimit:
+    """ASGI middleware: a request goes on once its whole body is here, and only if that is not too large.
+
+    stopping: once it is set no body is waited for.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, stopping: asyncio.Event) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
-            body = await asyncio.wait_for(self._read(scope, receive), BODY_DEADLINE)
+            body = await self._read_in_time(scope, receive)
         except _TooLargeError:
             refusal = status_response(413, f"the body is larger than {self._max_bytes} bytes (--max-body-bytes)")
             await refusal(scope, receive, send)
         except asyncio.TimeoutError:
             await status_response(408, f"the body did not arrive within {BODY_DEADLINE:.0f} s")(scope, receive, send)
+        except _StoppingError:
+            await status_response(503, "the server is about to stop and waits for no more bodies")(scope, receive, send)
         else:
             if body is not None:
                 scope.setdefault("state", {})["body_bytes"] = len(body)
                 await self._app(scope, _replay(body, receive), send)
+
+    async def _read_in_time(self, scope: Scope, receive: Receive) -> bytes | None:
+        reading = asyncio.ensure_future(self._read(scope, receive))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({reading, stopping}, timeout=BODY_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+            raise _StoppingError if stopping.done() else asyncio.TimeoutError
+        finally:
+            reading.cancel()
+            stopping.cancel()
+            await asyncio.gather(reading, stopping, return_exceptions=True)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """None: the client has gone."""
@@ -54,6 +115,9 @@ class BodyLimit:
 
 
 class _TooLargeError(Exception): ...
+
+
+class _StoppingError(Exception): ...
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

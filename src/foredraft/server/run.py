@@ -19,11 +19,14 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.errors import ForedraftError
 from foredraft.server.app import make_app
 from foredraft.server.config import ServerConfig
+from foredraft.server.limits import HTTPConnection
 
 logger = logging.getLogger("foredraft")
 
 #: Connections that the system accepts for us before we do.
 BACKLOG = 1024
+#: After the last answer has ended.
+FLUSH_SECONDS = 1
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -54,7 +57,8 @@ async def serve(
 ) -> signal.Signals | None:
     """Serves until a signal, which it returns. Raises what loading the model raised.
 
-    drain_timeout: seconds for running requests to end after the first signal.
+    drain_timeout: seconds for running requests to end after the first signal, and for clients to read their answers. If
+    they are over, FLUSH_SECONDS are left for clients to read that theirs was aborted.
     """
     settings = uvicorn.Config(
         make_app(engine, config),
@@ -62,8 +66,11 @@ async def serve(
         access_log=False,
         server_header=False,
         lifespan="off",  # the engine's life is ours: a second signal leaves no time for the application's end
-        timeout_graceful_shutdown=drain_timeout,
+        http=HTTPConnection,
+        ws="none",
     )
+    loop = asyncio.get_running_loop()
+    deadline = loop.time()
     server = _Server(settings)
     with _Signals() as signals:
         engine.start()
@@ -73,11 +80,13 @@ async def serve(
             if engine.is_ready:
                 on_ready()
             await _first_of(signals.first.wait(), asyncio.shield(serving))
+            deadline = loop.time() + drain_timeout
             await asyncio.wait_for(_first_of(engine.drain(), signals.second.wait()), drain_timeout)
         except asyncio.TimeoutError:
             logger.warning("requests still ran after %d s and were aborted", drain_timeout)
         finally:
             await _first_of(engine.close(), signals.second.wait())
+            settings.timeout_graceful_shutdown = max(FLUSH_SECONDS, int(deadline - loop.time()))
             server.should_exit = True
             await _first_of(asyncio.shield(serving), signals.second.wait())
             serving.cancel()
