@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.drafters.model import _Chain
+from foredraft.drafters.chains import LawChain
 from foredraft.engine.controller import Controller
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.grammar import Grammar
@@ -104,7 +104,7 @@ FAULTS = [
             ),
             Mutant(
                 "the draft model knows no grammar",
-                _Chain,
+                LawChain,
                 "draw",
                 "probs, mask)",
                 "probs)",

@@ -165,6 +165,7 @@ def test_a_schema_may_be_given_as_python_has_it() -> None:
         ("prompt_lookup_max", "3"),
         ("rejection_sample_method", "best"),
         ("draft_quantize", "q3"),
+        ("cross_vocab", "slem"),
         ("draft_vocab", "32k"),
         ("draft_vocab", 0),
         ("max_model_len", "100"),

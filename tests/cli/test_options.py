@@ -46,6 +46,7 @@ def test_the_defaults_are_the_dataclasses_own_but_greedy() -> None:
 def test_every_flag_reaches_its_field() -> None:
     line = (
         "-d ngram+model:q -k 5 --rejection-sample-method block --draft-quantize q4 --draft-vocab 32k --no-adaptive "
+        "--cross-vocab tli "
         "-t 3 -c 4096 --kv-cache-dtype f32 -n 9 --temp 0.5 --top-p 0.9 --top-k 40 --min-p 0.05 --seed 7 "
         "--stop a --stop b --presence-penalty 1 --frequency-penalty 0.5 --repetition-penalty 1.1 "
         "--logit-bias 5=-100 --logit-bias 7=2.5 --min-tokens 3 --ignore-eos"
@@ -58,6 +59,7 @@ def test_every_flag_reaches_its_field() -> None:
         rejection_sample_method="block",
         draft_quantize="q4",
         draft_vocab=32 * 1024,
+        cross_vocab="tli",
         adaptive=False,
         threads=3,
         max_model_len=4096,
@@ -182,6 +184,9 @@ def test_vllms_words_for_the_same_choices() -> None:
     assert parse("--speculative-config", model)[0] == EngineOptions(
         "m", "model:org/draft:q4.gguf", rejection_sample_method="block", draft_quantize="q4"
     )
+    for word, meaning in (("true", "tli"), ("false", "off")):
+        text = f'{{"model": "org/draft", "use_heterogeneous_vocab": {word}}}'
+        assert parse("--speculative-config", text)[0] == EngineOptions("m", "model:org/draft", cross_vocab=meaning)
     assert parse_speculative_config("{}") == SpeculativeConfig("ngram")
     assert parse_speculative_config('{"model": null}') == SpeculativeConfig("ngram")
 
@@ -204,6 +209,7 @@ def test_vllms_words_for_the_same_choices() -> None:
         ('{"num_speculative_tokens": "5"}', "from 0 to 64 for 'num_speculative_tokens'"),
         ('{"model": 3}', "a string for 'model'"),
         ('{"quantization": "fp8"}', "'fp8' for 'quantization'"),
+        ('{"use_heterogeneous_vocab": "yes"}', "true or false for 'use_heterogeneous_vocab'"),
         ('{"rejection_sample_method": ["block"]}', "for 'rejection_sample_method'"),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from foredraft.algo.sampler import make_sampler
-from foredraft.drafters.model import TRIAL_CONTEXT, ModelDrafter
+from foredraft.drafters.chains import TRIAL_CONTEXT
+from foredraft.drafters.model import ModelDrafter
 from foredraft.testing import TinyModel
 from foredraft.types import DraftRequest, PassPrice, SamplingParams, Verdict
 from tests.drafters.views import View
@@ -63,7 +64,7 @@ def test_a_batch_grows_while_the_sum_gains(monkeypatch: pytest.MonkeyPatch) -> N
     drafter, seqs = ModelDrafter("model", model, VOCAB), [view([1, 2, 3 + i], id=i) for i in range(4)]
     for seq in seqs:
         drafter.begin(seq)
-    monkeypatch.setattr(drafter._pass_cost, "seconds", lambda num_sequences: 0.001)
+    monkeypatch.setattr(drafter._chains.pass_cost, "seconds", lambda num_sequences: 0.001)
 
     def lengths(pass_s: list[float], row_s: Sequence[float] = (0.0,) * 4) -> list[int]:
         price = PassPrice(pass_s, tokens=4.0)

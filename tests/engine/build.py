@@ -14,6 +14,7 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.generator import Generator
 from foredraft.testing import ByteTokenizer, TinyModel
 from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
+from tests.drafters.translated import byte_level, cross_drafter, sentencepiece
 
 VOCAB = 272  # wider than the byte tokenizer's, as padded heads are
 
@@ -71,6 +72,8 @@ def drafters(spec: str, num_blocks: int = 160) -> list[Drafter]:
     made: dict[str, Drafter] = {"ngram": NgramDrafter(), "tree": TreeDrafter(small())}
     made["model"] = ModelDrafter("model", small(), VOCAB)
     made["padded"] = ModelDrafter("padded", small(VOCAB + 128), VOCAB)
+    made["text"] = cross_drafter("text", byte_level(), small(), target())
+    made["tli"] = cross_drafter("tli", sentencepiece(), small(), target())
     made["narrow"] = ModelDrafter("narrow", small(), VOCAB, head_size=200)
     return [made[name] for name in spec.split("+") if name != "none"]
 

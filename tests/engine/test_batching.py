@@ -154,7 +154,7 @@ def test_a_draft_model_s_cache_is_shared_alike() -> None:
     first, again = (gen.generate(SYSTEM, GREEDY)[0] for _ in range(2))
     assert told(first) == told(again)
     assert first.speculation == again.speculation
-    passes = drafter._model.rows_per_pass  # type: ignore[attr-defined]
+    passes = drafter._chains.model.rows_per_pass  # type: ignore[attr-defined]
     assert [rows for rows in passes if rows > 2] == [len(SYSTEM) - 1, len(SYSTEM) - 1 - 2 * BLOCK_SIZE]
 
 
@@ -189,7 +189,7 @@ def test_choices_of_one_prompt_share_its_blocks() -> None:
 
 def test_salts_do_not_share_here_or_in_the_draft() -> None:
     gen = generator("model")
-    passes = gen.engine.drafters[0]._model.rows_per_pass  # type: ignore[attr-defined]
+    passes = gen.engine.drafters[0]._chains.model.rows_per_pass  # type: ignore[attr-defined]
     hits = []
     for salt in ("", "alice", "bob", "alice"):
         gen.submit(SYSTEM, GREEDY, cache_salt=salt)
@@ -314,7 +314,7 @@ def test_a_draft_follows_a_prompt_chunk_by_chunk() -> None:
     gen = generator("model", max_num_batched_tokens=16)
     gen.submit([i % 250 for i in range(400)], GREEDY)
     gen.submit([*b"another", *range(200)], GREEDY)
-    passes = gen.engine.drafters[0]._model.rows_per_pass  # type: ignore[attr-defined]
+    passes = gen.engine.drafters[0]._chains.model.rows_per_pass  # type: ignore[attr-defined]
     before = len(passes)
     gen.step()
     assert sum(passes[before:]) <= 512

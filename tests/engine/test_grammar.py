@@ -212,7 +212,7 @@ def test_a_tokenizer_that_spells_otherwise_constrains_all_the_same() -> None:
 
 # ── through the engine ───────────────────────────────────────────────────────────────────────────────────────────────
 
-SPECS = ["ngram", "model", "padded", "narrow", "tree", "ngram+model"]
+SPECS = ["ngram", "model", "padded", "narrow", "tree", "ngram+model", "text", "tli"]
 GREEDY = {"temperature": 0, "max_tokens": MAX_TOKENS}
 SEEDED = {"temperature": 1.2, "seed": 4, "max_tokens": MAX_TOKENS}
 

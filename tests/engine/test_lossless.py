@@ -10,7 +10,7 @@ from foredraft.types import TARGET, Completion, SamplingParams
 from tests.engine.build import generator
 
 PROMPTS = ["def f(x):\n    return x", "a", "the cat and the hat and the cat and", "0123456789" * 9]
-SPECS = ["ngram", "model", "padded", "narrow", "tree", "ngram+model"]
+SPECS = ["ngram", "model", "padded", "narrow", "tree", "ngram+model", "text", "tli"]
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=40, ignore_eos=True)
 
@@ -39,14 +39,14 @@ def test_speculation_changes_nothing(
     gen.engine.check_integrity()
 
 
-@pytest.mark.parametrize("spec", ["model", "padded", "narrow", "tree", "ngram+model"])
+@pytest.mark.parametrize("spec", ["model", "padded", "narrow", "tree", "ngram+model", "text", "tli"])
 def test_related_drafts_are_often_accepted(spec: str) -> None:
     outs = generator(spec).generate(PROMPTS, GREEDY)
     assert sum(o.speculation.num_accepted_tokens for o in outs) > 40
 
 
 @pytest.mark.parametrize("options", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 7}], ids=str)
-@pytest.mark.parametrize("spec", ["none", "ngram+model", "tree"])
+@pytest.mark.parametrize("spec", ["none", "ngram+model", "tree", "ngram+text", "tli"])
 def test_batch_and_chunk_change_nothing(
     plain: dict[int, list[tuple[int, ...]]], spec: str, options: dict[str, int]
 ) -> None:
@@ -55,7 +55,7 @@ def test_batch_and_chunk_change_nothing(
     gen.engine.check_integrity()
 
 
-@pytest.mark.parametrize("spec", ["none", "ngram+model", "tree"])
+@pytest.mark.parametrize("spec", ["none", "ngram+model", "tree", "ngram+text", "tli"])
 def test_eight_unequal_prompts_are_eight_single_runs(spec: str) -> None:
     prompts = [PROMPTS[2] * n + "x" * (7 - n) for n in range(8)]
     gen = generator(spec, max_num_seqs=8)
@@ -65,7 +65,7 @@ def test_eight_unequal_prompts_are_eight_single_runs(spec: str) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("spec", ["ngram+model", "tree"])
+@pytest.mark.parametrize("spec", ["ngram+model", "tree", "text", "tli"])
 def test_logprobs_are_plain_decoding_s(spec: str, params: SamplingParams) -> None:
     wanted = replace(params, logprobs=5)
     plain, out = (generator(s).generate(PROMPTS[0], wanted)[0] for s in ("none", spec))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.drafters.model import _State
+from foredraft.drafters.chains import ChainState
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.step import Engine
@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant("tree path stays where it was", Engine, "_commit", "draft.parents is not None", "False", lossless("tree")),
     Mutant(
         "draft cache keeps rejected tokens",
-        _State,
+        ChainState,
         "agree_with",
         "del self.cached[self.num_agreed :]",
         "pass",

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from foredraft.cli.console import STANDARD_STREAM, STDOUT_NAMES, Session, is_file_of, note, read_text
-from foredraft.cli.speculative_config import QUANTIZATIONS, REJECTION_SAMPLE_METHODS, parse_speculative_config
+from foredraft.cli.speculative_config import (
+    CROSS_VOCABS,
+    QUANTIZATIONS,
+    REJECTION_SAMPLE_METHODS,
+    parse_speculative_config,
+)
 from foredraft.errors import EngineUnavailableError, ParameterError
 from foredraft.types import MAX_DRAFT, MAX_THREADS, SamplingParams, StructuredOutputs
 
@@ -41,6 +46,7 @@ class EngineOptions:
     rejection_sample_method: Literal["standard", "block"] = "standard"
     draft_quantize: Literal["auto", "q4", "q8", "none"] = "auto"
     draft_vocab: int | Literal["auto", "full"] = "auto"
+    cross_vocab: Literal["auto", "text", "tli", "off"] = "auto"
     adaptive: bool = True
     threads: int | None = None
     max_model_len: int | None = None
@@ -181,6 +187,11 @@ def _engine_flags() -> list[Callable[[Command], Command]]:
             help=f"Tokens that a draft model proposes from.{shown('draft_vocab')}",
         ),
         click.option(
+            "--cross-vocab",
+            type=click.Choice(CROSS_VOCABS),
+            help=f"How a draft model of another tokenizer drafts, if at all.{shown('cross_vocab')}",
+        ),
+        click.option(
             "--adaptive/--no-adaptive",
             default=None,
             help="Let measured costs choose how much is drafted, or always draft the most. [default: adaptive]",
@@ -313,6 +324,7 @@ def _make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
         "prompt_lookup_max": config.prompt_lookup_max,
         "rejection_sample_method": config.rejection_sample_method,
         "draft_quantize": config.quantization,
+        "cross_vocab": config.cross_vocab,
     }
     for name, value in said.items():
         if value is None:

@@ -15,6 +15,7 @@ FLAG = "--speculative-config"
 METHODS = ("ngram", "draft_model")
 QUANTIZATIONS = ("auto", "q4", "q8", "none")
 REJECTION_SAMPLE_METHODS = ("standard", "block")
+CROSS_VOCABS = ("auto", "text", "tli", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,14 @@ class SpeculativeConfig:
     prompt_lookup_min: int | None = None
     rejection_sample_method: str | None = None
     quantization: str | None = None
+    use_heterogeneous_vocab: bool | None = None
+
+    @property
+    def cross_vocab(self) -> str | None:
+        """The same choice in the words of `--cross-vocab`: vLLM drafts on the shared tokens, or not at all."""
+        if self.use_heterogeneous_vocab is None:
+            return None
+        return "tli" if self.use_heterogeneous_vocab else "off"
 
     @property
     def drafter(self) -> str:
@@ -85,6 +94,12 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str, object], str]:
     return check
 
 
+def _switch(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ParameterError(FLAG, f"needs true or false for {key!r}")
+    return value
+
+
 def _count(low: int, high: int) -> Callable[[str, object], int]:
     def check(key: str, value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -102,4 +117,5 @@ _CHECKS: Mapping[str, Callable[[str, object], Any]] = {
     "prompt_lookup_min": _count(1, MAX_DRAFT),
     "rejection_sample_method": _one_of(REJECTION_SAMPLE_METHODS),
     "quantization": _one_of(QUANTIZATIONS),
+    "use_heterogeneous_vocab": _switch,
 }

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Literal
 
 from foredraft.drafters.base import Drafter
+from foredraft.drafters.cross_vocab import CrossVocab, CrossVocabDrafter
 from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
+from foredraft.drafters.pair import compare_tokenizers, warn_of_size
 from foredraft.errors import ParameterError, TokenizerMismatchError
 from foredraft.models.base import LanguageModel, TextTokenizer
-from foredraft.models.tokenizer import same_tokenizer
+
+logger = logging.getLogger("foredraft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,9 @@ class DraftContext:
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     head_size: int | None = None  # a draft model's output head, in tokens
+    cross_vocab: CrossVocab | Literal["off"] = "auto"  # how a draft model of another tokenizer drafts
     enable_prefix_caching: bool = True
+    native: bool = True  # the C++ core is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +79,30 @@ def _make_ngram(_: str, context: DraftContext) -> Drafter:
 
 
 def _make_model(name: str, context: DraftContext) -> Drafter:
-    difference = same_tokenizer(context.tokenizer, context.read_tokenizer(name))
-    if difference is not None:
+    tokenizer = context.read_tokenizer(name)
+    pair = compare_tokenizers(context.target.name, context.tokenizer, name, tokenizer)
+    if pair.kind == "impossible":
+        raise TokenizerMismatchError(f"{pair}; choose another draft, or ngram")
+    if pair.kind == "cross-vocabulary" and context.cross_vocab == "off":
         raise TokenizerMismatchError(
-            f"{name} cannot draft for {context.target.name}: their tokenizers differ ({difference}); "
+            f"{name} cannot draft for {context.target.name}, since cross_vocab is off: {pair.reason}; "
             "choose a draft of the same model family, or ngram"
         )
     model = context.load_draft(name)
+    if (warning := warn_of_size(context.target, model)) is not None:
+        logger.warning(warning)
+    if pair.kind == "cross-vocabulary" and context.cross_vocab != "off":
+        logger.warning(pair)
+        return CrossVocabDrafter(
+            "model",
+            model,
+            tokenizer,
+            context.target,
+            context.tokenizer,
+            mode=context.cross_vocab,
+            enable_prefix_caching=context.enable_prefix_caching,
+            native=context.native,
+        )
     head_size = context.head_size if context.head_size and context.head_size < model.vocab_size else None
     return ModelDrafter(
         "model",

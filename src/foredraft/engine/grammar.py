@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from foredraft.algo.masks import pack_mask
 from foredraft.errors import GrammarError, ParameterError
 from foredraft.models.base import TextTokenizer
+from foredraft.models.spelling import UNSPELT, Speller
 from foredraft.types import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ STACK_BYTES = 512 * 2**20
 MAX_LEXER_FUEL = 500_000
 
 
-_UNSPELT = "the vocabulary has no token for"
 #: Characters of an explanation: it quotes the grammar.
 MAX_REASON = 300
 #: Keywords of JSON Schema by which schemas are put together: where their compilation fails they have a share in it.
@@ -212,35 +212,11 @@ class _Vocabulary:
         self.special_token_ids = [token for token in known if tokenizer.is_special(token)]
         self.bos_token_id = tokenizer.bos_id
         self.eos_token_id = end
-        self._tokenizer = tokenizer
+        self._speller = Speller(tokenizer)
 
     def __call__(self, wanted: bytes) -> list[int]:
         """The model's own tokens of a text that the grammar forces."""
-        text = wanted.decode("utf-8", "replace")
-        # Some tokenizers put a space before a text: let it go before a line end, and drop both.
-        for ids in (self._tokenizer.encode(text), self._tokenizer.encode("\n" + text)):
-            while ids and sum(len(self.tokens[i]) for i in ids) > len(wanted):
-                del ids[0]
-            if b"".join(self.tokens[i] for i in ids) == wanted:
-                return ids
-        return self._spell(wanted)
-
-    def _spell(self, text: bytes) -> list[int]:
-        """The longest token that fits, again and again. Raises ValueError where none does."""
-        ids: list[int] = []
-        at, longest = 0, max(map(len, self._ids))
-        while at < len(text):
-            piece = next((p for n in range(longest, 0, -1) if (p := text[at : at + n]) in self._ids), b"")
-            if not piece:
-                raise ValueError(f"{_UNSPELT} {text[at : at + 1]!r}")
-            ids.append(self._ids[piece])
-            at += len(piece)
-        return ids
-
-    @cached_property
-    def _ids(self) -> dict[bytes, int]:
-        specials = set(self.special_token_ids)
-        return {token: i for i, token in enumerate(self.tokens) if i not in specials}
+        return self._speller.encode(wanted)
 
 
 def _translate(wanted: StructuredOutputs) -> str:
@@ -269,7 +245,7 @@ def _reason(message: str, wanted: StructuredOutputs | None = None) -> str:
     """What llguidance says, for the grammar's author. Faults of its own are told without their details."""
     if "panic" not in message.lower():
         return _first_words(message)
-    if unspelt := re.search(_UNSPELT + r" b(['\"]).+?\1", message):  # our own error, from within
+    if unspelt := re.search(UNSPELT + r" b(['\"]).+?\1", message):  # our own error, from within
         return unspelt[0]
     text = "" if wanted is None else " ".join(_texts(wanted))
     used = [keyword for keyword in _COMPOSITION if f'"{keyword}"' in text]

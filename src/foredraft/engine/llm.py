@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Literal, get_args
 
 from foredraft.algo.sampler import RejectionMethod
+from foredraft.drafters.cross_vocab import CrossVocab
 from foredraft.drafters.registry import DraftContext, make_drafters
 from foredraft.engine.generator import DEFAULT_MAX_DRAFT, Generator
 from foredraft.engine.loader import Backend, Dtype, LoadOptions, LoadProgress, ModelLoader
@@ -30,8 +31,10 @@ class LLM(Generator):
     cores that this process may use. max_model_len: None takes the model's own context. kv_cache_tokens: what each
     model's cache holds, all sequences together; sequences that do not fit wait, or give way for a while. None: enough
     for max_num_seqs of them, within limits (see `load_model`). draft_quantize, draft_vocab: how
-    a draft model is made smaller (any draft is lossless); "auto" is what measured best. adaptive: measured costs choose
-    lengths and switch drafters off that do not pay; False always drafts the full length.
+    a draft model is made smaller (any draft is lossless); "auto" is what measured best. cross_vocab: how a draft model
+    of another tokenizer drafts: "text", "tli" (see `drafters/cross_vocab.py`), "auto" by request, "off" not at all.
+    adaptive: measured costs choose lengths and switch drafters off that do not pay; False always drafts the full
+    length.
 
     Of models of Transformers: backend "hf" takes hub ids for theirs, too. device: where they are, for example "cuda:1";
     None takes the first GPU, if there is one. device_map: "auto" spreads them over devices. dtype: "auto" takes the
@@ -50,6 +53,7 @@ class LLM(Generator):
         rejection_sample_method: RejectionMethod = "standard",
         draft_quantize: DraftQuantize = "auto",
         draft_vocab: int | Literal["auto", "full"] = "auto",
+        cross_vocab: CrossVocab | Literal["off"] = "auto",
         prompt_lookup_min: int | None = None,
         prompt_lookup_max: int | None = None,
         adaptive: bool = True,
@@ -78,6 +82,7 @@ class LLM(Generator):
             if value is not None:
                 check_whole(name, value, 1)
         check_choice("draft_quantize", draft_quantize, get_args(DraftQuantize))
+        check_choice("cross_vocab", cross_vocab, (*get_args(CrossVocab), "off"))
         if draft_vocab not in ("auto", "full"):
             check_whole("draft_vocab", draft_vocab, 1)
         if backend is not None:
@@ -114,7 +119,9 @@ class LLM(Generator):
             prompt_lookup_min,
             prompt_lookup_max,
             head_size,
+            cross_vocab,
             enable_prefix_caching,
+            loader.has_core,
         )
         drafters = make_drafters(drafter, context)
         self.memory_plans = loader.memory_plans
