@@ -13,6 +13,7 @@ from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.generator import Generator
 from foredraft.engine.sequence import Sequence
+from foredraft.engine.stats import Round
 from foredraft.errors import PromptTooLongError
 from foredraft.models.base import BLOCK_SIZE
 from foredraft.models.gguf import load_core
@@ -386,3 +387,23 @@ def test_what_a_preempted_one_finds_again_was_not_cached() -> None:
     done = finish(gen)
     assert gen.snapshot().num_preemptions > 0
     assert all(done[seq.request_id].usage.num_cached_tokens == 0 for seq in seqs)
+
+
+def test_a_long_prompt_comes_in_smaller_pieces_while_answers_run() -> None:
+    gen = generator(max_num_batched_tokens=512)
+    prompts = [list(b"abc"), [i % 250 for i in range(400)], [i % 240 + 3 for i in range(300)]]
+    params = replace(GREEDY, max_tokens=20)
+    done: dict[int, list[Round]] = {}
+    gen.on_round(lambda round: done.setdefault(round.sequence_id, []).append(round))
+    first = gen.submit(prompts[0], params)[0]
+    gen.step()
+    others = [gen.submit(prompt, params)[0] for prompt in prompts[1:]]
+    completions = finish(gen)
+    assert [round.num_prompt_rows for round in done[others[0].id]][:4] == [128, 128, 128, 16]
+    assert sum(round.num_prompt_rows for round in done[others[1].id]) == 300
+    assert all(round.token is not None for round in done[first.id])  # one with every pass
+    alone: list[Round] = []
+    other = generator(max_num_batched_tokens=512)
+    other.on_round(alone.append)
+    assert told(other.generate(prompts[1], params)[0]) == told(completions[others[0].request_id])
+    assert alone[0].num_prompt_rows == 400

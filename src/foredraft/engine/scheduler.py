@@ -12,6 +12,10 @@ from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
 from foredraft.models.base import BLOCK_SIZE
 from foredraft.types import MAX_DRAFT
 
+#: Rows of prompts in a pass that answers wait for: 512 take over a second on a model of 1.5 billion weights. From a few
+#: dozen rows on a pass is bound by arithmetic (`engine/costs.py`), so that chunks of this size cost little.
+MAX_PROMPT_ROWS_BESIDE_ANSWERS = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -62,6 +66,9 @@ class Scheduler:
         new = self._admit()
         budget, spare = self._max_num_batched_tokens, self._pool.num_free
         planned = []
+        decoding = [seq for seq in self._running if seq.num_uncomputed == 1]
+        if decoding:
+            budget = min(budget, len(decoding) + MAX_PROMPT_ROWS_BESIDE_ANSWERS)
         for seq in sorted(self._running, key=lambda s: s.num_uncomputed > 1):
             num_rows = min(seq.num_uncomputed, budget)
             if not num_rows:
