@@ -185,7 +185,7 @@ def test_a_prompt_longer_than_the_context_fails_in_one_line(tiny, capsys) -> Non
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
-    assert captured.err.endswith("context holds 512 with the answer: shorten the prompt\n")
+    assert captured.err.endswith("context holds 512 tokens with the answer: shorten the prompt\n")
 
 
 def test_what_the_engine_decides_is_shown(tiny, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
