@@ -22,13 +22,14 @@ from foredraft.errors import ForedraftError
 
 INTERRUPTED = 130
 
-#: name -> what `foredraft --help` says. The command is `command` in the module of the same name.
+#: name -> what `foredraft --help` says. The command is `command` in the module of the same name, `_` for `-`.
 COMMANDS = {
     "demo": "Answer a prompt plain and speculative, and compare.",
     "generate": "Answer one prompt.",
     "chat": "Talk with a model.",
     "serve": "Serve a model over the OpenAI API.",
     "bench": "Measure speculation against plain decoding.",
+    "check-pair": "Tell whether a model can draft for another, and when it pays.",
     "pull": "Download models.",
     "list": "Show the models on this machine.",
     "rm": "Remove models and what was made from them.",
@@ -45,7 +46,7 @@ class CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"foredraft.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"foredraft.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(

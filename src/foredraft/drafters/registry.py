@@ -89,10 +89,11 @@ def _make_model(name: str, context: DraftContext) -> Drafter:
             "choose a draft of the same model family, or ngram"
         )
     model = context.load_draft(name)
+    if pair.kind == "cross-vocabulary":
+        logger.warning(pair)
     if (warning := warn_of_size(context.target, model)) is not None:
         logger.warning(warning)
     if pair.kind == "cross-vocabulary" and context.cross_vocab != "off":
-        logger.warning(pair)
         return CrossVocabDrafter(
             "model",
             model,

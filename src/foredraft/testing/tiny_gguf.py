@@ -70,10 +70,12 @@ def make_tiny_gguf(
     vocab_size: int | None = None,
     num_layers: int | None = None,
     tensor_type: str = "F32",
+    reverse_bytes: bool = False,
 ) -> None:
     """Write a tiny random model whose tokens are those of `ByteTokenizer`; equal arguments write equal weights.
 
-    `vocab_size` above the tokenizer's pads the head. `tensor_type` of the matrices: what the `gguf` package can make
+    `vocab_size` above the tokenizer's pads the head. `reverse_bytes`: ids 0 .. 255 are the bytes in descending order,
+    which is another vocabulary. `tensor_type` of the matrices: what the `gguf` package can make
     (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1).
     """
     import gguf
@@ -94,7 +96,7 @@ def make_tiny_gguf(
     writer.add_rope_freq_base(arch.rope.theta)
     if arch.sliding_window:
         writer.add_sliding_window(arch.sliding_window)
-    _add_tokens(writer, tokenizer)
+    _add_tokens(writer, tokenizer, reverse_bytes)
 
     quantized = gguf.GGMLQuantizationType[tensor_type]
     for name, shape in tensor_shapes(arch).items():
@@ -109,7 +111,7 @@ def make_tiny_gguf(
     writer.close()
 
 
-def _add_tokens(writer: Any, tokenizer: ByteTokenizer) -> None:
+def _add_tokens(writer: Any, tokenizer: ByteTokenizer, reverse_bytes: bool) -> None:
     """A byte-level BPE without merges: every byte is a token, written in GPT-2's alphabet of printable characters."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -117,7 +119,7 @@ def _add_tokens(writer: Any, tokenizer: ByteTokenizer) -> None:
     specials = [tokenizer.token_bytes(id).decode() for id in range(256, tokenizer.vocab_size)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([alphabet[byte] for byte in range(256)] + specials)
+    writer.add_token_list([alphabet[byte] for byte in (range(255, -1, -1) if reverse_bytes else range(256))] + specials)
     writer.add_token_types([1] * 256 + [3] * len(specials))  # normal, control
     writer.add_token_merges([])
     writer.add_bos_token_id(tokenizer.BOS)
