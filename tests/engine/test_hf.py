@@ -95,8 +95,12 @@ def make_model_of(folder: Path) -> Any:
 
 def test_a_draft_of_another_tokenizer(folder: Path, tmp_path: Path) -> None:
     other = write_folder(tmp_path, tokenizer=sentencepiece())
-    with pytest.raises(TokenizerMismatchError, match="their tokenizers differ"):
-        LLM(folder, f"model:{other}")
+    with LLM(folder, f"model:{other}", adaptive=False, num_speculative_tokens=4) as llm:
+        answers = llm.generate(PROMPTS, GREEDY)
+    assert [list(a.token_ids) for a in answers] == [own_ids(folder, prompt) for prompt in PROMPTS]
+    assert sum(a.speculation.num_draft_tokens for a in answers)
+    with pytest.raises(TokenizerMismatchError, match="cross_vocab is off"):
+        LLM(folder, f"model:{other}", cross_vocab="off")
 
 
 def test_models_that_cannot_undo_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
@@ -150,8 +151,8 @@ def test_stopping_criteria_see_the_batch_token_by_token(eos_token_id: int | None
 LETTERS = [chr(code) for code in (*range(0x21, 0x7F), 0xA1, 0xA2)]  # a token each
 
 
-def letter_tokenizer(letters: int = VOCAB) -> Any:
-    vocab = {letter: i for i, letter in enumerate(LETTERS[:letters])}
+def letter_tokenizer(letters: int = VOCAB, order: int = 1) -> Any:
+    vocab = {letter: i for i, letter in enumerate(LETTERS[:letters][::order])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -302,6 +303,34 @@ def test_an_assistant_of_another_type_of_numbers_and_attention() -> None:
     assert got.tolist() == model("llama").generate(**arguments).tolist()
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_an_assistant_of_another_tokenizer(do_sample: bool) -> None:
+    """Its letters have other ids. Greedy ids stay; sampled, its law on the shared letters is accepted at times."""
+    theirs = letter_tokenizer(order=-1)
+    assistant = copy.deepcopy(draft("llama"))
+    with torch.no_grad():
+        for matrix in (assistant.get_input_embeddings().weight, assistant.get_output_embeddings().weight):
+            matrix.copy_(matrix.flip(0).clone())  # the same model, in those ids
+    arguments = {**prompts(), "max_new_tokens": 24, "do_sample": do_sample, "eos_token_id": None}
+    arguments |= {"tokenizer": letter_tokenizer(), "assistant_tokenizer": theirs, "assistant_model": assistant}
+    target = model("llama")
+
+    def run() -> Any:
+        return foredraft.hf.generate(target, **arguments, num_assistant_tokens=4, adaptive=False)
+
+    run()
+    if not do_sample:
+        assert run().tolist() == target.generate(**prompts(), max_new_tokens=24, do_sample=False).tolist()
+    assert count_passes(target, run) < 24
+
+
+def test_an_assistant_whose_context_ends_first() -> None:
+    assistant = make_model("gpt2", n_positions=20)
+    arguments = {**prompts(), "max_new_tokens": 16, "do_sample": False}
+    got = foredraft.hf.generate(model("llama"), **arguments, assistant_model=assistant, adaptive=False)
+    assert got.tolist() == model("llama").generate(**arguments).tolist()
+
+
 def test_without_a_pad_token() -> None:
     """`generate` pads with the end-of-text token then."""
     target = make_model("llama")
@@ -346,8 +375,8 @@ BATCH = prompts()
         (ParameterError, "tokenizer must be given", {"assistant_tokenizer": letter_tokenizer()}),
         (
             TokenizerMismatchError,
-            "another tokenizer",
-            {"tokenizer": letter_tokenizer(), "assistant_tokenizer": letter_tokenizer(90)},
+            "assistant_model cannot draft for the model",
+            {"tokenizer": letter_tokenizer(), "assistant_tokenizer": letter_tokenizer(1)},
         ),
         (ParameterError, "between 0 and 64", {"num_assistant_tokens": 65}),
     ],

@@ -20,10 +20,10 @@ from foredraft.engine.sequence import Sequence as EngineSequence
 from foredraft.engine.step import Engine
 from foredraft.errors import ParameterError, UnsupportedModelError
 from foredraft.hf.sampler import Process, ProcessorSampler, Record, make_process
-from foredraft.kvcache.blocks import BlockPool, SlotTable
+from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
 from foredraft.models.base import Rows
 from foredraft.models.hf.model import HFModel
-from foredraft.types import SamplingParams
+from foredraft.types import MAX_DRAFT, SamplingParams
 
 #: Rows of prompts in one pass.
 MAX_NUM_BATCHED_TOKENS = 512
@@ -45,6 +45,11 @@ class Batch:
     stopping_criteria: StoppingCriteriaList
     stop_ids: frozenset[int]  # of the criteria; after one of them a row is padded
     generation_config: Any
+
+    @property
+    def num_blocks(self) -> int:
+        """Of a cache that holds all texts, with a draft behind each."""
+        return sum(num_blocks_for(length + MAX_DRAFT) for length in self.max_lengths)
 
     def make_engine(
         self, target: HFModel, drafters: Sequence[Drafter], num_assistant_tokens: int, adaptive: bool

@@ -12,15 +12,17 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foredraft.drafters.base import Drafter
+from foredraft.drafters.cross_vocab import CrossVocabDrafter
 from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
+from foredraft.drafters.pair import compare_tokenizers
 from foredraft.errors import ParameterError, TokenizerMismatchError
 from foredraft.hf.batch import Batch, make_batch
 from foredraft.hf.columns import Columns
-from foredraft.models.base import BLOCK_SIZE
 from foredraft.models.hf.checks import check_kind
 from foredraft.models.hf.model import HFModel
 from foredraft.models.hf.probe import probe_once
+from foredraft.models.hf.tokenizer import HFTokenizer
 from foredraft.types import MAX_DRAFT
 
 #: Largest draft unless the caller says otherwise.
@@ -32,6 +34,7 @@ class Speculation:
     """Who drafts, and how much."""
 
     assistant_model: Any = None
+    tokenizers: tuple[HFTokenizer, HFTokenizer] | None = None  # the model's and the assistant's, where they differ
     prompt_lookup: bool = True
     max_matching_ngram_size: int | None = None
     num_assistant_tokens: int = DEFAULT_MAX_DRAFT
@@ -58,7 +61,8 @@ def generate(
     All of `generate`'s arguments mean what they mean there: greedy ids are equal to its ids (up to ties within the
     rounding of the model's own kernels); with do_sample=True tokens follow the same law, by draws of their own.
 
-    assistant_model: a smaller model of the same tokenizer (its head may be padded otherwise). prompt_lookup_num_tokens:
+    assistant_model: a smaller model of the same tokenizer (its head may be padded otherwise), or of any other, where
+    both tokenizers are given. prompt_lookup_num_tokens:
     draft so many tokens from the text itself; both may be given; with neither, the text itself is drafted from.
     num_assistant_tokens: the longest draft; 0 drafts nothing. adaptive: measured costs and acceptance shorten drafts;
     False always drafts the longest. fixed_rows: every pass is filled up to the rows of the longest draft, so that a
@@ -70,18 +74,12 @@ def generate(
     check_kind(model, "the model")
     if assistant_model is not None:
         check_kind(assistant_model, "assistant_model")
-    if assistant_tokenizer is not None and tokenizer is None:
-        raise ParameterError("tokenizer", "must be given with assistant_tokenizer, so that the two can be compared")
-    if assistant_tokenizer is not None and tokenizer.get_vocab() != assistant_tokenizer.get_vocab():
-        raise TokenizerMismatchError(
-            "assistant_model has another tokenizer than the model: choose one of the same family, "
-            "or leave it out and draft from the text itself"
-        )
     lengths = [n for n in (num_assistant_tokens, prompt_lookup_num_tokens) if n is not None]
     if any(not isinstance(n, int) or not 0 <= n <= MAX_DRAFT for n in lengths):
         raise ParameterError("num_assistant_tokens", f"and prompt_lookup_num_tokens must lie between 0 and {MAX_DRAFT}")
     speculation = Speculation(
         assistant_model,
+        _different_tokenizers(tokenizer, assistant_tokenizer),
         prompt_lookup=prompt_lookup_num_tokens is not None or assistant_model is None,
         max_matching_ngram_size=max_matching_ngram_size,
         num_assistant_tokens=max(lengths, default=DEFAULT_MAX_DRAFT),
@@ -110,7 +108,7 @@ def generate(
 def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -> None:
     """Fill the columns. The engine computes; `columns` decides, as `generate` does, when it is over."""
     num_rows = 1 + speculation.num_assistant_tokens if speculation.fixed_rows else 0
-    target = _runner(model, "the model", batch, num_rows)
+    target = _target_runner(model, batch, num_rows)
     drafters = _make_drafters(batch, target, speculation)
     engine = batch.make_engine(target, drafters, speculation.num_assistant_tokens, speculation.adaptive)
     while not columns.commit():
@@ -123,14 +121,13 @@ def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -
             columns.extend(step.seq.index, step.seq.tokens[len(step.seq.tokens) - step.num_new :])
 
 
-def _runner(model: Any, name: str, batch: Batch, fixed_rows: int = 0) -> HFModel:
-    probe_once(model, name=name)
-    num_blocks = sum(-(-(length + MAX_DRAFT) // BLOCK_SIZE) for length in batch.max_lengths)
-    runner = HFModel(model, name=name, num_blocks=num_blocks, fixed_rows=fixed_rows)
+def _target_runner(model: Any, batch: Batch, fixed_rows: int) -> HFModel:
+    probe_once(model, name="the model")
+    runner = HFModel(model, name="the model", num_blocks=batch.num_blocks, fixed_rows=fixed_rows)
     longest = max(batch.max_lengths)
     if longest > runner.max_model_len:
         raise ParameterError(
-            "max_length", f"asks for {longest} tokens, and {name} reaches {runner.max_model_len}: ask for fewer"
+            "max_length", f"asks for {longest} tokens, and the model reaches {runner.max_model_len}: ask for fewer"
         )
     return runner
 
@@ -143,9 +140,32 @@ def _make_drafters(batch: Batch, target: HFModel, speculation: Speculation) -> l
         longest = speculation.max_matching_ngram_size or NgramDrafter.DEFAULT_MAX_MATCH
         drafters.append(NgramDrafter(min_match=min(NgramDrafter.DEFAULT_MIN_MATCH, longest), max_match=longest))
     if speculation.assistant_model is not None:
-        assistant = _runner(speculation.assistant_model, "assistant_model", batch)
-        drafters.append(ModelDrafter("model", assistant, target.vocab_size))
+        drafters.append(_make_model_drafter(batch, target, speculation))
     return drafters
+
+
+def _make_model_drafter(batch: Batch, target: HFModel, speculation: Speculation) -> Drafter:
+    """Where its context ends, it drafts no more."""
+    model, name = speculation.assistant_model, "assistant_model"
+    probe_once(model, name=name)
+    if speculation.tokenizers is None:
+        return ModelDrafter("model", HFModel(model, name=name, num_blocks=batch.num_blocks), target.vocab_size)
+    ours, theirs = speculation.tokenizers
+    assistant = HFModel(model, name=name, num_blocks=2 * batch.num_blocks)  # texts may take more of its own tokens
+    return CrossVocabDrafter("model", assistant, theirs, target, ours, native=False)
+
+
+def _different_tokenizers(tokenizer: Any, assistant_tokenizer: Any) -> tuple[HFTokenizer, HFTokenizer] | None:
+    """Raises ParameterError without one of them, TokenizerMismatchError where no text crosses."""
+    if assistant_tokenizer is None:
+        return None
+    if tokenizer is None:
+        raise ParameterError("tokenizer", "must be given with assistant_tokenizer, so that texts can cross")
+    ours, theirs = HFTokenizer(tokenizer), HFTokenizer(assistant_tokenizer)
+    pair = compare_tokenizers("the model", ours, "assistant_model", theirs)
+    if pair.kind == "impossible":
+        raise TokenizerMismatchError(f"{pair}; choose another, or leave it out and draft from the text itself")
+    return (ours, theirs) if pair.kind == "cross-vocabulary" else None
 
 
 def _with_stop_strings(model: Any, tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
