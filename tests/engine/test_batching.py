@@ -272,7 +272,9 @@ def test_the_oldest_goes_on_when_the_youngest_give_way() -> None:
 
 
 def test_a_prompt_beyond_the_whole_cache_is_refused_with_the_cure() -> None:
-    with pytest.raises(PromptTooLongError, match=r"the context holds 96 tokens with the answer: .* raise kv_cache_tokens"):
+    with pytest.raises(
+        PromptTooLongError, match=r"the context holds 96 tokens with the answer: .* raise kv_cache_tokens"
+    ):
         generator(num_blocks=3).submit([1] * 96)
 
 
