@@ -106,7 +106,10 @@ def test_list_and_rm_know_what_was_repacked(model: Path, capsys, home: Path) -> 
     assert list(home.rglob("*.fdp")) == []
 
 
-def test_ctrl_c_while_it_waits_is_130_and_quiet(start, model: Path, home: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_it_waits_ends_it_quietly(
+    start, model: Path, home: Path, number: signal.Signals, code: int
+) -> None:
     with start("chat", "-m", model, "-n", "4", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -114,8 +117,8 @@ def test_ctrl_c_while_it_waits_is_130_and_quiet(start, model: Path, home: Path) 
         process.stdin.write(b"hello\n")
         process.stdin.flush()
         process.stdout.read(1)  # it answers: so it is up, and will wait for the next turn
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        process.send_signal(number)
+        assert process.wait(30) == code
         assert b"Traceback" not in process.stderr.read()
     assert {path.suffix for path in home.rglob("*") if path.is_file()} <= {".fdp"}
 
@@ -183,17 +186,21 @@ def test_a_terminal_without_the_characters_of_an_answer(
     assert ("\ufffd" if flags else "?") in text
 
 
-def test_ctrl_c_while_it_still_imports_is_quiet() -> None:
-    script = """
-import signal, sys
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_while_it_still_imports_is_quiet(name: str, code: int) -> None:
+    """It arrives in a weak reference's callback, which swallows exceptions; the import system has such callbacks."""
+    script = f"""
+import signal, sys, weakref
 signal.signal(signal.SIGINT, signal.default_int_handler)
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "click":
-            signal.raise_signal(signal.SIGINT)
+            dying = {{1}}
+            reference = weakref.ref(dying, lambda _: signal.raise_signal(signal.{name}))
+            del dying
 sys.meta_path.insert(0, Interrupt())
 from foredraft.__main__ import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")

@@ -238,6 +238,16 @@ def test_damaged_repacked_weights_can_be_removed(home):
     assert list_models() == []
 
 
+def test_unfinished_repacked_weights_are_listed_and_removed(home):
+    model = put_model(home, "smollm2-135m")
+    packed = pack(home, model)
+    part = packed.rename(packed.with_suffix(".part"))
+    (listed,) = list_models()
+    assert (listed.name, listed.packed_bytes) == ("smollm2-135m", part.stat().st_size)
+    assert remove_model("smollm2-135m") == len(GGUF) + listed.packed_bytes
+    assert not part.exists()
+
+
 def test_removing_what_is_not_there():
     with pytest.raises(ModelFileError, match="not on disk"):
         remove_model("smollm2-135m")

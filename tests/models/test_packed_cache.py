@@ -1,9 +1,11 @@
 """Packed weights on disk: made once, whole or absent, and never in the way."""
 
+import fcntl
 import json
 import logging
 import os
 import resource
+import signal
 import struct
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from foredraft.models.packed_cache import (
     damaged_tensors,
     identify,
     load_packed,
+    packed_files,
     read_origin,
 )
 
@@ -207,6 +210,35 @@ def test_what_a_killed_process_left_is_used_up(tmp_path: Path) -> None:
     (tmp_path / NAME).with_suffix(".part").write_bytes(b"x" * 500_000)
     assert is_right(load_packed(tmp_path, ORIGIN, TENSORS, pack, 1))
     assert os.listdir(tmp_path) == [NAME]
+
+
+def kill_while_packing(directory: Path, origin: Origin) -> Path:
+    program = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from tests.models.test_packed_cache import Origin, TENSORS, load_packed, pack
+
+        def kill(done, total):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        load_packed(Path(sys.argv[1]), Origin(*sys.argv[2:]), TENSORS, pack, 1, kill)
+    """
+    arguments = [str(directory), origin.path, origin.key, origin.quantize]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (part,) = directory.glob("*.part")
+    return part
+
+
+def test_what_a_killed_process_left_is_known_as_its_models(tmp_path: Path) -> None:
+    part = kill_while_packing(tmp_path, ORIGIN)
+    assert packed_files(tmp_path) == [part]
+    assert read_origin(part) == ORIGIN
+    with open(part, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a process that packs
+        assert packed_files(tmp_path) == []
+    load_packed(tmp_path, Origin(ORIGIN.path, "4" * 16, ""), TENSORS, pack, 1)
+    assert os.listdir(tmp_path) == [f"some_model-{'4' * 16}.fdp"]
 
 
 def test_newer_weights_of_the_same_file_replace_older_ones(tmp_path: Path) -> None:

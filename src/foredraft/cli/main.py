@@ -1,6 +1,7 @@
 """The `foredraft` command: its table of commands, and the one place where an error becomes a line and an exit code.
 
-Exit codes: 0 done, 1 it failed, 2 bad usage, 130 Ctrl-C. A command's module is imported when that command runs.
+Exit codes: 0 done, 1 it failed, 2 bad usage, 130 Ctrl-C, 143 SIGTERM. A command's module is imported when the command
+runs.
 """
 
 from __future__ import annotations

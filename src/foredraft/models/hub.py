@@ -21,7 +21,7 @@ from pathlib import Path
 
 from foredraft.errors import DownloadError, ForedraftError, ModelFileError
 from foredraft.models.catalogue import CATALOGUE
-from foredraft.models.packed_cache import read_origin
+from foredraft.models.packed_cache import packed_files, read_origin
 from foredraft.models.pull import HUB_TIMEOUT_S, Progress, locked, parts_directory, progress_bar, pull_entry
 
 _HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*?)(?::((?:\w[\w.-]*/)*\w[\w.-]*\.gguf))?")
@@ -152,9 +152,9 @@ def _own_files(name: str) -> list[Path]:
 
 
 def _packed_files() -> dict[str, list[Path]]:
-    """Repacked weights by the path of the model they were made from; damaged ones by their own path."""
+    """Repacked weights, unfinished ones too, by the path of their model's file; damaged ones by their own path."""
     found: dict[str, list[Path]] = {}
-    for path in sorted(packed_directory().glob("*.fdp")):
+    for path in packed_files(packed_directory()):
         try:
             origin = read_origin(path).path
         except (ForedraftError, OSError):

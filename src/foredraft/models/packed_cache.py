@@ -132,6 +132,11 @@ def load_packed(
     return PackedWeights(_views(arena, 0, tensors), "memory", len(arena))
 
 
+def packed_files(directory: Path) -> list[Path]:
+    """Packed weights in the cache, and what killed processes left of theirs; not what one is packing now."""
+    return sorted([*directory.glob("*.fdp"), *filter(_is_abandoned, directory.glob("*.part"))])
+
+
 def damaged_tensors(path: Path) -> list[str]:
     """Names of the tensors whose bytes no longer have the checksum they were written with. Reads the whole file.
 
@@ -283,6 +288,7 @@ def _write(
             os.ftruncate(descriptor, 0)  # a process that was killed may have left something
             _reserve(descriptor, size, path.parent)
             arena = mmap.mmap(descriptor, size)
+            arena[:begin] = _make_header(origin, tensors, [0] * len(tensors))  # whose it is, should we be killed
             checksums = _fill(arena, begin, tensors, pack, num_threads, progress)
             arena[:begin] = _make_header(origin, tensors, checksums)
             arena.flush()
@@ -348,9 +354,19 @@ def _exclusive(part: Path) -> Iterator[int]:
             os.close(descriptor)
 
 
+def _is_abandoned(part: Path) -> bool:
+    """Whether no process packs into it."""
+    try:
+        with open(part, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:  # locked, or gone
+        return False
+
+
 def _remove_superseded(path: Path, origin: Origin) -> None:
-    """Remove what was packed from an earlier content of the same model file, or by another version of foredraft."""
-    for other in path.parent.glob(f"{path.name.rsplit('-', 1)[0]}-*.fdp"):
+    """Remove what was packed, wholly or in part, from an earlier content of the same model file."""
+    for other in packed_files(path.parent):
         try:
             found = read_origin(other)
         except (OSError, ModelFileError):
