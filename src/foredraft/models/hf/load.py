@@ -61,14 +61,14 @@ def load_hf_model(
     arguments: dict[str, Any] = {"dtype": _DTYPES[options.dtype]}
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
-    model = _from_pretrained(transformers.AutoModelForCausalLM, name, options, arguments)
+    model = _from_pretrained(transformers.AutoModelForCausalLM, name, options, arguments).eval()
     if options.device_map is None:
         model = _moved(model, options.device or _default_device())
     length = max_model_len or context_length(model) or DEFAULT_CONTEXT
     short_name = Path(name).name or name
     probe_once(model, name=short_name)
     return HFModel(
-        model.eval(),
+        model,
         name=short_name,
         num_blocks=count_blocks(kv_cache_tokens, length, max_num_seqs),
         max_model_len=length,
