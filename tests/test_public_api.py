@@ -12,7 +12,7 @@ import pytest
 
 import foredraft
 from foredraft import LLM, Completion, SamplingParams, StructuredOutputs
-from foredraft.errors import ParameterError
+from foredraft.errors import ModelFileError, ParameterError
 from foredraft.testing import make_tiny_gguf
 
 
@@ -174,6 +174,12 @@ def test_a_schema_may_be_given_as_python_has_it() -> None:
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", "512"),
         ("kv_cache_tokens", 31),
+        ("kv_cache_tokens", 2**33),
+        ("kv_cache_tokens", 10**30),
+        ("kernels", 3),
+        ("progress", 3),
+        ("adaptive", "x"),
+        ("enable_prefix_caching", 1),
         ("kv_cache_dtype", "f64"),
     ],
 )
@@ -181,6 +187,19 @@ def test_an_argument_of_llm_that_means_nothing_is_named(model: Path, name: str, 
     with pytest.raises(ParameterError) as caught:
         LLM(model, **{name: value})
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("name", [None, 3, [], b"model.gguf"])
+def test_a_model_has_a_name_of_text(name: Any) -> None:
+    with pytest.raises(ParameterError, match="model must be a path or a name"):
+        LLM(name)
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_no_sound_file(tmp_path: Path) -> None:
+    path = tmp_path / "narrow.gguf"
+    make_tiny_gguf("llama", path, vocab_size=200)
+    with pytest.raises(ModelFileError, match="263 tokens, and an embedding of 200; the file is damaged"):
+        LLM(path)
 
 
 def test_none_means_none_and_numbers_of_numpy_are_numbers() -> None:

@@ -101,3 +101,10 @@ def test_measuring_leaves_the_cache_alone_but_for_its_blocks(max_model_len: int)
     assert max(contexts) == {64: 32, 512: 480, 4096: CONTEXTS[-1]}[max_model_len]
     assert costs.base_s(1) > 0
     assert max(count for _, count in seen) == 16
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 33])
+def test_a_cache_smaller_than_the_timed_contexts_is_measured_too(num_blocks: int) -> None:
+    costs = measure_pass_costs(TinyModel(max_model_len=4096, num_blocks=num_blocks), range(min(2, num_blocks)))
+    assert costs.row_s(0) == 0.0
+    assert costs.base_s(1) > 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from foredraft.engine.generator import Generator
-from foredraft.errors import NumericalError, ParameterError, PromptTooLongError
+from foredraft.errors import ForedraftError, NumericalError, ParameterError, PromptTooLongError
 from foredraft.testing import ByteTokenizer
 from foredraft.types import Chunk, SamplingParams
 from tests.engine.build import VOCAB, generator
@@ -74,6 +76,33 @@ def test_an_aborted_stream_ends() -> None:
     stream = gen.stream(PROMPTS[0], GREEDY)
     gen.abort(next(stream).request_id)
     assert list(stream) == []
+
+
+@pytest.mark.parametrize("spec", ["none", "model"])
+def test_a_stream_that_is_closed_in_the_midst_of_a_step_leaves_with_it(spec: str) -> None:
+    """A garbage collector closes streams that nobody holds wherever it happens to run."""
+    gen = generator(spec)
+    expected = "".join(chunk.text for chunk in gen.stream(PROMPTS[1], GREEDY))
+    abandoned, plan = gen.stream(PROMPTS[0], GREEDY), gen.engine.scheduler.plan
+    next(abandoned)
+
+    def plan_and_close() -> Any:
+        planned = plan()
+        abandoned.close()
+        return planned
+
+    gen.engine.scheduler.plan = plan_and_close  # type: ignore[method-assign]
+    assert "".join(chunk.text for chunk in gen.stream(PROMPTS[1], GREEDY)) == expected
+    assert not gen.has_unfinished
+    gen.engine.check_integrity()
+
+
+def test_a_step_within_a_step_is_refused() -> None:
+    gen = generator()
+    gen.model.forward = lambda *args: gen.step()  # type: ignore[method-assign]
+    gen.submit(IDS[0], GREEDY)
+    with pytest.raises(ForedraftError, match="one step at a time"):
+        gen.step()
 
 
 def test_a_failure_is_told_in_the_last_chunk() -> None:

@@ -103,7 +103,8 @@ def measure_pass_costs(model: LanguageModel, blocks: Sequence[int]) -> PassCosts
     """
     table = np.array(blocks, np.int32)
     counts = [n for n in TIMED_ROWS if n <= min(model.max_model_len, len(blocks) * BLOCK_SIZE)]
-    longest = max(0, model.max_model_len - CONTEXT_ROWS) // BLOCK_SIZE * BLOCK_SIZE
+    capacity = min(model.max_model_len, model.num_blocks * BLOCK_SIZE)
+    longest = max(0, capacity - CONTEXT_ROWS) // BLOCK_SIZE * BLOCK_SIZE
     contexts = sorted({min(context, longest) for context in CONTEXTS})
     _time(model, table, 1)
     began = perf_counter()
@@ -134,7 +135,7 @@ def _time_attention(model: LanguageModel, table: NDArray[np.int32], context: int
 
     Nothing is computed for these and they take no memory: all stand in one block, whatever it holds.
     """
-    looped = np.append(np.repeat(table[:1], context // BLOCK_SIZE), table[1])
+    looped = np.append(np.repeat(table[:1], context // BLOCK_SIZE), table[-1])
     began = perf_counter()
     model.forward([Rows(looped, context, [0] * CONTEXT_ROWS, num_logits=0)])
     return perf_counter() - began

@@ -311,8 +311,7 @@ class Generator:
 
     def _abort(self, seqs: SequenceOf[Sequence]) -> None:
         for seq in seqs:
-            seq.finish_reason = seq.finish_reason or "abort"
-            self.engine.remove(seq)
+            self.engine.abort(seq)
 
     def _make_chunk(self, step: Step) -> Chunk:
         seq = step.seq

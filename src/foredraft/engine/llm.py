@@ -11,7 +11,7 @@ from foredraft.drafters.cross_vocab import CrossVocab
 from foredraft.drafters.registry import DraftContext, make_drafters
 from foredraft.engine.generator import DEFAULT_MAX_DRAFT, Generator
 from foredraft.engine.loader import Backend, Dtype, LoadOptions, LoadProgress, ModelLoader
-from foredraft.errors import ParameterError
+from foredraft.errors import ModelFileError, ParameterError
 from foredraft.models.base import LanguageModel
 from foredraft.models.load import KVCacheDtype, Quantize
 from foredraft.types import MAX_THREADS, check_choice, check_whole
@@ -74,8 +74,17 @@ class LLM(Generator):
         progress: LoadProgress | None = None,
     ) -> None:
         began = perf_counter()
+        if not isinstance(model, str | os.PathLike) or not isinstance(os.fspath(model), str):
+            raise ParameterError("model", "must be a path or a name, as text or a pathlib.Path")
         if not isinstance(drafter, str):
             raise ParameterError("drafter", "must be text: 'none' for plain decoding, 'ngram', 'model:NAME' ...")
+        if not isinstance(kernels, str | None):
+            raise ParameterError("kernels", "must be the name of a kernel set, as foredraft doctor lists them")
+        if progress is not None and not callable(progress):
+            raise ParameterError("progress", "must be a function of what is done, how much of it, and of how much")
+        for name, flag in (("adaptive", adaptive), ("enable_prefix_caching", enable_prefix_caching)):
+            if not isinstance(flag, bool):
+                raise ParameterError(name, "must be true or false")
         if threads is not None:
             check_whole("threads", threads, 1, MAX_THREADS)
         for name, value in (("prompt_lookup_min", prompt_lookup_min), ("prompt_lookup_max", prompt_lookup_max)):
@@ -110,6 +119,10 @@ class LLM(Generator):
 
         name = os.fspath(model)
         target, tokenizer = loader.load_target(name, max_model_len), loader.read_tokenizer(name)
+        if loader.backend_of(name) == "native" and tokenizer.vocab_size > target.vocab_size:
+            raise ModelFileError(
+                f"{name}: {tokenizer.vocab_size} tokens, and an embedding of {target.vocab_size}; the file is damaged"
+            )
         head_size = AUTO_DRAFT_VOCAB if draft_vocab == "auto" else None if draft_vocab == "full" else draft_vocab
         context = DraftContext(
             target,

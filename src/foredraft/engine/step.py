@@ -13,7 +13,7 @@ from foredraft.engine.controller import Controller
 from foredraft.engine.scheduler import Planned, Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import Round
-from foredraft.errors import GrammarError, NumericalError
+from foredraft.errors import ForedraftError, GrammarError, NumericalError
 from foredraft.kvcache.blocks import BlockPool
 from foredraft.models.base import LanguageModel, Rows
 from foredraft.types import NO_DRAFT, TARGET, Array, Draft, DraftRequest, SequenceView, TokenGrammar, Verdict
@@ -46,12 +46,37 @@ class Engine:
         self.pool = pool
         self._readers: dict[int, list[Drafter]] = {}  # sequence -> the drafters that know it
         self._hidden_layers = sorted({layer for d in drafters for layer in d.needs.hidden_layers})
+        self._is_stepping = False
+        self._aborted: list[Sequence] = []  # while a step runs
 
     def step(self) -> list[Step]:
         """One pass. Sequences that finish leave the scheduler, and their blocks are free for others.
 
         A sequence that cannot go on (its logits hold a NaN) ends with its `error` set; the others are not touched.
+        Raises ForedraftError if a step runs already.
         """
+        if self._is_stepping:
+            raise ForedraftError("an engine runs one step at a time: use it from one thread, or many by AsyncEngine")
+        self._is_stepping = True
+        try:
+            return self._step()
+        finally:
+            self._is_stepping = False
+            while self._aborted:
+                self.abort(self._aborted.pop())
+
+    def abort(self, seq: Sequence) -> None:
+        """End a sequence, if it still runs: at once, or with the step that runs.
+
+        A stream that nobody holds any more is closed whenever its garbage is collected, in the midst of a step too.
+        """
+        if self._is_stepping:
+            self._aborted.append(seq)
+            return
+        seq.finish_reason = seq.finish_reason or "abort"
+        self.remove(seq)
+
+    def _step(self) -> list[Step]:
         planned, new = self.scheduler.plan()
         self._begin(new)
         if not planned:

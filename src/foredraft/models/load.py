@@ -48,6 +48,8 @@ _QUANTIZED: Mapping[str, str] = {"q4": "Q4A", "q8": "Q8S"}
 SCRATCH_ROWS, SCRATCH_LOGITS = 512, 16
 #: Tokens that a cache holds at most unless the caller says so, or one sequence is longer.
 MAX_KV_CACHE_TOKENS = 65_536
+#: What the core can count.
+MAX_CACHE_SLOTS = 2**31 - BLOCK_SIZE
 
 
 def load_model(
@@ -229,5 +231,5 @@ def count_blocks(kv_cache_tokens: int | None, max_model_len: int, max_num_seqs: 
     if kv_cache_tokens is None:
         alone = -(-(max_model_len + MAX_DRAFT) // BLOCK_SIZE)
         return max(alone, min(max_num_seqs * alone, MAX_KV_CACHE_TOKENS // BLOCK_SIZE))
-    check_whole("kv_cache_tokens", kv_cache_tokens, BLOCK_SIZE)
+    check_whole("kv_cache_tokens", kv_cache_tokens, BLOCK_SIZE, MAX_CACHE_SLOTS)
     return kv_cache_tokens // BLOCK_SIZE

@@ -139,6 +139,8 @@ class TinyModel:
                 raise ValueError(f"forward: {rows.num_logits} logits of {n} rows")
             if rows.start < 0 or len(rows.block_table) * BLOCK_SIZE < end:
                 raise ValueError(f"forward: {len(rows.block_table)} blocks cannot hold {end} slots")
+            if end > self.num_blocks * BLOCK_SIZE:
+                raise ValueError(f"forward: slot {end - 1} of a cache of {self.num_blocks} blocks")
             used = rows.block_table[: -(-end // BLOCK_SIZE)]
             if used.min() < 0 or used.max() >= self.num_blocks:
                 raise ValueError("forward: the block table names a block that is not there")
