@@ -26,6 +26,25 @@ def test_both_speeds_acceptance_and_the_verdict(tiny, short, capsys) -> None:
     assert [request.num_speculative_tokens for request in tiny[-1].requests[:2]] == [0, None]
 
 
+def test_drafts_are_made_whatever_they_cost(tiny, short) -> None:
+    assert run(["demo"]) == 0
+    assert not tiny[-1].options.adaptive
+
+
+def test_the_factor_where_drafts_saved_passes() -> None:
+    assert demo.describe_gain(1.53, 3.0) == "1.53 times plain"
+    assert demo.describe_gain(1.53, 1.0) == "no draft paid: the difference is noise"
+
+
+def test_without_drafts_no_factor_is_claimed(tiny, short, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "PARAMS", replace(demo.PARAMS, num_speculative_tokens=0))
+    assert run(["demo"]) == 0
+    speculative, acceptance, verdict = capsys.readouterr().out.splitlines()[-3:]
+    assert speculative.endswith("tokens/s, no draft paid: the difference is noise")
+    assert acceptance == "acceptance:  no drafts, 1.00 tokens a pass"
+    assert verdict == "identical: yes"
+
+
 def test_a_difference_is_said_and_fails(tiny, short, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = demo.run_interleaved
 

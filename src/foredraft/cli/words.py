@@ -34,4 +34,6 @@ def summarise(completion: Completion) -> str:
 
 def describe_acceptance(completion: Completion) -> str:
     spec = completion.speculation
+    if not spec.num_drafts:
+        return "no drafts"
     return f"{spec.num_accepted_tokens} of {spec.num_draft_tokens} drafted tokens accepted ({spec.acceptance_rate:.0%})"
