@@ -83,6 +83,7 @@ def test_missing_extras_come_with_their_cure(capsys, monkeypatch: pytest.MonkeyP
     )
     assert run(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert 'extra hf        torch not installed: pip install "foredraft[hf]"' in lines
+    assert 'extra hf        torch not installed: pip install ".[hf]" in a clone of the repository' in lines
     assert not any(line.startswith("extra train") for line in lines)  # there is no training yet
-    assert 'extra peers     llama_cpp, torch not installed: pip install "foredraft[peers]"' in lines
+    missing = "extra peers     llama_cpp, torch not installed: "
+    assert missing + 'pip install ".[peers]" in a clone of the repository' in lines

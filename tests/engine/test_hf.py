@@ -130,7 +130,7 @@ def test_wrong_wishes(folder: Path, tmp_path: Path) -> None:
 
 def test_a_missing_extra_is_named_with_its_cure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "torch" else object())
-    with pytest.raises(MissingExtraError, match=r'torch not installed: pip install "foredraft\[hf\]"'):
+    with pytest.raises(MissingExtraError, match=r'torch not installed: pip install "\.\[hf\]"'):
         LLM(folder)
 
 

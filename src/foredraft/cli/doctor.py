@@ -146,7 +146,8 @@ def as_text(report: Mapping[str, Any]) -> str:
     ]
     rows.append(("free disk", format_bytes(caches["free_bytes"])))
     for extra, missing in installation["missing_extras"].items():
-        rows.append((f"extra {extra}", f'{", ".join(missing)} not installed: pip install "foredraft[{extra}]"'))
+        cure = f'pip install ".[{extra}]" in a clone of the repository'
+        rows.append((f"extra {extra}", f"{', '.join(missing)} not installed: {cure}"))
     return "".join(f"{label:<16}{value}\n" for label, value in rows)
 
 

@@ -53,7 +53,8 @@ def check_peers(names: Sequence[str]) -> list[str]:
         package = PEERS[name]
         missing = [module for module in package.imports if importlib.util.find_spec(module) is None]
         if missing:
-            raise ForedraftError(f'the peer {name} lacks {", ".join(missing)}: pip install "foredraft[peers]"')
+            cure = 'pip install ".[peers]" in a clone of the repository'
+            raise ForedraftError(f"the peer {name} lacks {', '.join(missing)}: {cure}")
         distributions.update(dict.fromkeys(package.distributions))
     return list(distributions)
 

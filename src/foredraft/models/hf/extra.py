@@ -11,4 +11,6 @@ def require_hf() -> None:
     """Raises MissingExtraError unless torch and transformers can be imported."""
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
-        raise MissingExtraError(f'{" and ".join(missing)} not installed: pip install "foredraft[hf]"')
+        raise MissingExtraError(
+            f'{" and ".join(missing)} not installed: pip install ".[hf]" in a clone of the repository'
+        )
