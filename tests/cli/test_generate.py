@@ -91,9 +91,15 @@ def test_json_to_a_file_leaves_the_text_on_stdout(tiny, capsys, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_file_that_cannot_be_written_is_one_line(tiny, capsys, tmp_path: Path) -> None:
-    assert run([*ARGS, "--json", str(tmp_path / "no" / "x.json")]) == 1
-    assert "cannot write" in capsys.readouterr().err.splitlines()[-1]
+@pytest.mark.parametrize("target", ["no/x.json", "file/x.json", "folder"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_answer(tiny, capsys, tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    assert run([*ARGS, "--json", str(tmp_path / target)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert f"cannot write {tmp_path / target}: " in captured.err
 
 
 def test_logprobs_are_in_the_object_when_asked_for(tiny, capsys) -> None:

@@ -160,6 +160,7 @@ def test_an_impossible_value_is_bad_usage(args: str, words: str) -> None:
         ("-c 9", "max_model_len", "-c/--max-model-len is wrong"),
         ("-d x", "drafter", "-d/--drafter is wrong"),
         ("--regex (", "structured_outputs", "--regex is wrong"),
+        ("--regex=", "structured_outputs", "--regex is wrong"),
         ("--json-schema {}", "structured_outputs", "--json-schema is wrong"),
         ("", "--peers", "--peers is wrong"),
     ],

@@ -116,6 +116,7 @@ def test_repacked_weights_with_an_odd_header_are_listed_and_removed(home, header
         ("models/absent.gguf", "models/absent.gguf: no such file"),
         ("a/b/c", "a/b/c: no such file"),
         ("../..x/y", "no such file"),
+        ("~no.such.user/x", "no such file"),
     ],
 )
 def test_unknown_names_are_refused_in_one_line(spec, reason):

@@ -168,6 +168,7 @@ def test_a_port_that_is_taken_is_one_line(model: Path, capsys: pytest.CaptureFix
         (["--port", "70000"], 2, "--port"),
         (["--stream-interval", "0"], 2, "--stream-interval"),
         (["--max-num-seqs", "0"], 2, "--max-num-seqs"),
+        (["--kv-cache-tokens", str(10**30)], 2, "--kv-cache-tokens"),
         (["-d", "ngrm"], 2, "did you mean 'ngram'"),
         (["-c", "100000"], 2, "-c/--max-model-len must be at most the model's context"),
     ],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foredraft.cli.console import STANDARD_STREAM, make_console, note, write_json, write_text
-from foredraft.cli.options import EngineOptions, debug_option, engine_options, json_option, make_llm
+from foredraft.cli.options import EngineOptions, debug_option, engine_options, json_option, make_llm, parse_target
 from foredraft.cli.run_bar import RunBar
 from foredraft.types import MAX_THREADS
 
@@ -58,7 +58,9 @@ def parse_numbers(ctx: click.Context, param: click.Parameter, value: str) -> lis
     return sorted({int(part) for part in parts})
 
 
-markdown_option = click.option("--markdown", "markdown_target", metavar="FILE", help="Write the table as Markdown.")
+markdown_option = click.option(
+    "--markdown", "markdown_target", metavar="FILE", callback=parse_target, help="Write the table as Markdown."
+)
 
 
 @click.command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import json
 import logging
@@ -87,10 +88,7 @@ def write_text(text: str, target: str) -> None:
             stream.flush()
             return
     try:
-        try:
-            mode = os.stat(target).st_mode
-        except FileNotFoundError:
-            mode = None
+        mode = _mode_of(target)
         if mode is None or stat.S_ISREG(mode):
             _replace_file(Path(target).resolve(), text, mode)
         else:
@@ -98,6 +96,29 @@ def write_text(text: str, target: str) -> None:
                 file.write(text)
     except OSError as error:
         raise ForedraftError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def check_target(target: str) -> None:
+    """Raises ForedraftError where `write_text` could not write, before there is anything to lose."""
+    try:
+        mode = _mode_of(target)
+        is_replaced = mode is None or stat.S_ISREG(mode)
+        place = Path(target).resolve().parent if is_replaced else Path(target)
+        if not is_replaced and place.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        os.stat(place)
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ForedraftError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _mode_of(target: str) -> int | None:
+    """None: there is no such file."""
+    try:
+        return os.stat(target).st_mode
+    except FileNotFoundError:
+        return None
 
 
 def is_file_of(stream: IO[str], target: str) -> bool:

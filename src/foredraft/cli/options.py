@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from foredraft.cli.console import STANDARD_STREAM, STDOUT_NAMES, Session, is_file_of, note, read_text
+from foredraft.cli.console import STANDARD_STREAM, STDOUT_NAMES, Session, check_target, is_file_of, note, read_text
 from foredraft.cli.speculative_config import (
     CROSS_VOCABS,
     QUANTIZATIONS,
@@ -87,10 +87,12 @@ def open_llm(options: EngineOptions, session: Session, should_stop: Callable[[],
     return llm
 
 
-def _parse_target(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Whatever names stdout is STANDARD_STREAM: nothing but the object goes there."""
+def parse_target(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Whatever names stdout is STANDARD_STREAM: only the object goes there. Raises where it cannot be written."""
     if value is not None and (os.path.abspath(value) in STDOUT_NAMES or is_file_of(sys.stdout, value)):
         return STANDARD_STREAM
+    if value is not None and value != STANDARD_STREAM:
+        check_target(value)
     return value
 
 
@@ -101,7 +103,7 @@ json_option = click.option(
     metavar="[FILE]",
     is_flag=False,
     flag_value=STANDARD_STREAM,
-    callback=_parse_target,
+    callback=parse_target,
     help="Write a JSON object to stdout, or to FILE.",
 )
 
@@ -298,7 +300,7 @@ def _naming_flags(ctx: click.Context) -> Iterator[None]:
     except ParameterError as error:
         options = [param for param in ctx.command.params if isinstance(param, click.Option)]
         flags = {str(option.name): "/".join(option.opts) for option in options}
-        flags["structured_outputs"] = "".join(flags[name] for name in FORMATS if ctx.params.get(name))
+        flags["structured_outputs"] = "".join(flags[name] for name in FORMATS if ctx.params.get(name) is not None)
         if error.field not in flags:
             raise
         problem = str(error).removeprefix(error.field)

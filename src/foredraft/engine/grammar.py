@@ -68,7 +68,10 @@ class GrammarCompiler:
         self._vocabulary_lock = Lock()
 
     def compile(self, wanted: StructuredOutputs) -> Grammar:
-        """For a text that begins. Raises ParameterError where no text can satisfy it, or it is no grammar at all."""
+        """For a text that begins. Raises ParameterError where none can begin, or it is no grammar at all.
+
+        A grammar whose texts begin but never end is taken: its text ends with `max_tokens`, or with a GrammarError.
+        """
         num_characters = sum(map(len, _texts(wanted)))
         if num_characters > MAX_CHARACTERS:
             raise ParameterError(_FIELD, f"have {num_characters} characters, and {MAX_CHARACTERS} is the most")

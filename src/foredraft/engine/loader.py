@@ -59,7 +59,7 @@ class ModelLoader:
 
     def backend_of(self, name: str) -> Backend:
         """Raises ParameterError where the name is not of the kind that was asked for."""
-        is_folder = (Path(name).expanduser() / "config.json").is_file()
+        is_folder = (Path(os.path.expanduser(name), "config.json")).is_file()
         if is_folder and self._options.backend == "native":
             raise ParameterError("backend", f"native reads .gguf files, and {name} is a folder of Transformers: use hf")
         if is_folder or (self._options.backend == "hf" and is_hub_id(name)):

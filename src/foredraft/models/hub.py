@@ -56,7 +56,7 @@ def resolve(spec: str, progress: Progress | None = None) -> Path:
     """
     if spec in CATALOGUE:
         return pull(spec, progress)
-    path = Path(spec).expanduser()
+    path = _as_path(spec)
     if path.exists():
         return path
     if (match := _HUB_ID.fullmatch(spec)) and not match[1].endswith(".gguf"):
@@ -69,7 +69,11 @@ def resolve(spec: str, progress: Progress | None = None) -> Path:
 def is_hub_id(spec: str) -> bool:
     """Whether a name is `org/repo`, and no path, catalogue name or `.gguf` file of a repository."""
     match = _HUB_ID.fullmatch(spec)
-    return match is not None and match[2] is None and spec not in CATALOGUE and not Path(spec).expanduser().exists()
+    return match is not None and match[2] is None and spec not in CATALOGUE and not _as_path(spec).exists()
+
+
+def _as_path(spec: str) -> Path:
+    return Path(os.path.expanduser(spec))  # pathlib's own raises where there is no such user
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:

