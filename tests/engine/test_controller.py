@@ -30,7 +30,7 @@ def make(  # type: ignore[no-untyped-def]
     drafters = [Named(n) for n in names]
     controller = Controller(drafters, PassCosts(FLAT), max_draft=max_draft)  # type: ignore[arg-type]
     gen = generator()
-    seq = gen._make_sequences([1, 2, 3], SamplingParams(temperature=0))[0]
+    seq = gen._make_sequences(gen.prepare([[1, 2, 3]], SamplingParams(temperature=0)))[0]
     seq.params = params or seq.params
     seq.max_len = 10_000
     seq.tokens.append(5)
@@ -71,7 +71,7 @@ def test_a_useless_drafter_is_off_within_64_tokens_and_says_so(caplog: pytest.Lo
         later = [play(controller, seq, drafter, 0) for _ in range(300)]
     assert sum(later) <= 8  # probes
     assert sum(later) > 0
-    assert "model is off for request 0, it does not pay here" in caplog.text
+    assert "request 0: model pauses for " in caplog.text
 
 
 def test_a_drafter_that_is_off_is_asked_for_trials() -> None:

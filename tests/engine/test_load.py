@@ -86,7 +86,7 @@ def test_useless_drafters_of_a_batch_are_off_within_64_tokens_and_each_is_named(
             world.step()
         later = [world.step() for _ in range(400)]
     for seq in world.seqs[:3]:
-        assert f"oracle is off for request {seq.request_id}, it does not pay here" in caplog.text
+        assert f"request {seq.request_id}: oracle pauses for " in caplog.text
     drafted = np.count_nonzero(later, axis=0)
     assert (drafted[:3] > 0).all()  # probes
     assert (drafted[:3] <= 10).all()
@@ -98,7 +98,7 @@ def test_a_busy_batch_says_once_that_drafts_wait(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, logger="foredraft"):
         for _ in range(50):
             world.step()
-    assert caplog.text.count("oracle waits for request") == 16
+    assert caplog.text.count(": oracle waits: ") == 16
     assert "16 requests decode at once" in caplog.text
 
 

@@ -108,7 +108,7 @@ class World:
         seqs = []
         gen = generator()
         for context in contexts:
-            seq = gen._make_sequences([1, 2, 3], params)[0]
+            seq = gen._make_sequences(gen.prepare([[1, 2, 3]], params))[0]
             seq.max_len = 10**9
             seq.tokens += [5] * context
             seq.origins.append(TARGET)

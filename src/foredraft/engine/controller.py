@@ -235,22 +235,22 @@ class Controller:
         record.has_told = True
         if is_waiting:
             logger.info(
-                "%s waits for request %d: %d requests decode at once, and more rows would cost more than drafts bring",
-                drafter.name,
+                "request %d: %s waits: %d requests decode at once, and more rows would cost more than drafts bring",
                 seq.request_id,
+                drafter.name,
                 round(price.tokens),
             )
             return
         logger.info(
-            "%s is off for request %d, it does not pay here: %.2f tokens a pass expected with %d drafted, not %.2f, "
-            "at %.2f x the time; next try in %d tokens",
-            drafter.name,
+            "request %d: %s pauses for %d tokens: a draft of %d would bring %.2f tokens a pass instead of %.2f, "
+            "at %.2f times the time",
             seq.request_id,
-            price.tokens - 1 + expected_tokens(acceptance),
+            drafter.name,
+            record.next_probe - len(seq.origins),
             k,
+            price.tokens - 1 + expected_tokens(acceptance),
             price.tokens,
             (price.pass_s[k] + k * token_s) / price.pass_s[0],
-            record.next_probe - len(seq.origins),
         )
 
     def _is_better(
