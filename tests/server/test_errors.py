@@ -66,6 +66,8 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"bad_words": ["x"]}, "bad_words"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"suffix": "x"}, "suffix"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
     ],
     ids=str,
 )
@@ -97,6 +99,16 @@ def test_an_impossible_value_is_named(server: Server, fields: dict[str, Any], pa
 )
 def test_an_impossible_completion_is_named(server: Server, fields: dict[str, Any], param: str) -> None:
     assert error_of(server.post(TEXT, **fields), 400)["param"].startswith(param)
+
+
+@pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar"])
+@pytest.mark.parametrize(("path", "prompt"), [(CHAT, {"messages": HELLO}), (TEXT, {"prompt": "x"})])
+def test_a_name_that_vllm_gave_up_comes_with_the_new_one(
+    server: Server, name: str, path: str, prompt: dict[str, Any]
+) -> None:
+    error = error_of(server.post(path, **prompt, **{f"guided_{name}": "x"}), 400)
+    assert error["param"] == f"guided_{name}"
+    assert error["message"].endswith(f"use structured_outputs.{name}")
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])

@@ -245,6 +245,7 @@ def test_the_log_has_a_line_a_request_and_no_prompt(caplog: pytest.LogCaptureFix
     assert isinstance(told, RequestRecord)
     assert told.request_id == response.headers["x-request-id"]
     assert (told.path, told.status, told.prompt_tokens, told.completion_tokens) == (TEXT, 200, 4, 3)
+    assert f"3 completion tokens (length), id {told.request_id}" in record.getMessage()
     line = json.loads(JSONLines().format(record))
     assert line["request_id"] == told.request_id
     assert line["finish_reasons"] == ["length"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from foredraft.server.constraints import CallStyle, ToolUse, wanted_format, want
 from foredraft.server.protocol import ChatCompletionRequest
 from foredraft.testing import ByteTokenizer, TinyModel
 from tests.server.serving import GatedGenerator, Server, make_generator, running_server
+from tests.server.test_limits import eventually
 
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
@@ -177,6 +179,12 @@ def test_a_call_is_demanded(client: openai.OpenAI, choice: Any) -> None:
         else:
             assert (call["name"], arguments) == ("now", {})
     assert seen <= ({"weather", "paint", "now"} if choice == "required" else {"weather"})
+
+
+def test_the_log_ends_a_call_as_the_answer_does(client: openai.OpenAI, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "foredraft.requests")
+    ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)  # at once and as a stream
+    assert eventually(lambda: caplog.text.count("completion tokens (tool_calls)") == 2)
 
 
 def test_several_calls(client: openai.OpenAI) -> None:

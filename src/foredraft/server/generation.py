@@ -28,6 +28,7 @@ class Piece(Protocol):
     """What a chunk adds to its choice."""
 
     token_ids: list[int] | None
+    finish_reason: str | None
 
     @property
     def adds(self) -> bool:
@@ -69,10 +70,11 @@ class _Job:
     def wants_origins(self) -> bool:
         return self.body.speculation is not None and self.body.speculation.origins
 
-    def finish(self, index: int, completion: Completion) -> None:
+    def finish(self, index: int, completion: Completion, choice: Choice | Piece) -> None:
+        """choice: as the client sees it, a call of tools where the engine saw a stop."""
         self.completions[index] = completion
         self.record.completion_tokens = (self.record.completion_tokens or 0) + completion.usage.completion_tokens
-        self.record.finish_reasons.append(completion.finish_reason)
+        self.record.finish_reasons.append(choice.finish_reason or completion.finish_reason)
 
 
 async def respond(
@@ -100,22 +102,22 @@ async def respond(
 
 
 async def _answer(job: _Job) -> Response:
+    made: dict[int, Choice] = {}
     with job.stream:
         async for chunks in job.stream:
             for chunk in chunks:
                 if chunk.completion is not None:
-                    job.finish(chunk.index, chunk.completion)
+                    made[chunk.index] = job.form.make_choice(chunk.completion)
+                    job.finish(chunk.index, chunk.completion, made[chunk.index])
     completions = [job.completions[index] for index in range(job.num_choices)]
-    choices = []
-    for index, completion in enumerate(completions):
-        choice = job.form.make_choice(completion)
+    choices = [made[index] for index in range(job.num_choices)]
+    for index, (choice, completion) in enumerate(zip(choices, completions, strict=True)):
         if job.body.return_token_ids:
             choice.token_ids = list(completion.token_ids)
             choice.prompt_token_ids = list(job.prompts[index * len(job.prompts) // job.num_choices])
         if job.wants_origins:
             texts = TokenTexts(job.tokenizer).add(completion.token_ids)
             choice.speculation = SpeculationReport(tokens=texts, origins=list(completion.origins))
-        choices.append(choice)
     answer = job.form.make_answer(choices, job.head, is_chunk=False)
     answer.usage = report_usage(job.prompts, completions)
     answer.speculation = report_speculation(completions)
@@ -130,9 +132,9 @@ async def _chunks(job: _Job, shape: StreamShape) -> AsyncIterator[Answer]:
     async for chunk in gather_chunks(job.stream, shape.interval):
         is_first = chunk.index not in texts
         own_texts = texts.setdefault(chunk.index, TokenTexts(job.tokenizer)).add(chunk.token_ids)
-        if chunk.completion is not None:
-            job.finish(chunk.index, chunk.completion)
         choice = job.form.make_piece(chunk, own_texts, is_first=is_first)
+        if chunk.completion is not None:
+            job.finish(chunk.index, chunk.completion, choice)
         if not (choice.adds or wants_every_token or is_first):
             continue
         if job.body.return_token_ids:

@@ -86,6 +86,7 @@ def _sentence(record: RequestRecord) -> str:
         words += f", {record.prompt_tokens} prompt tokens"
     if record.completion_tokens is not None:
         words += f", {record.completion_tokens} completion tokens ({', '.join(record.finish_reasons) or 'cut'})"
+    words += f", id {record.request_id}"
     if record.prompt is not None:
         words += f", prompt {json.dumps(record.prompt)}"
     return words

@@ -32,6 +32,16 @@ _UNSUPPORTED: Mapping[str, Any] = {
     "chat_template": None,
     "documents": None,
     "logits_processors": None,
+    "suffix": "",  # of a chat
+    "guided_whitespace_pattern": None,
+}
+
+#: Earlier names of vLLM's -> where the same goes now.
+_MOVED: Mapping[str, str] = {
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
 }
 
 
@@ -63,9 +73,13 @@ def completion_params(body: CompletionRequest, max_completion_tokens: int | None
 
 def _make_params(body: GenerationRequest, own: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
     """names: the engine's names of fields -> the client's."""
+    unknown = body.model_extra or {}
     for field, harmless in _UNSUPPORTED.items():
-        if (body.model_extra or {}).get(field) not in (None, harmless):
+        if unknown.get(field) not in (None, harmless):
             raise ParameterError(field, "is not supported")
+    for field, place in _MOVED.items():
+        if unknown.get(field) is not None:
+            raise ParameterError(field, f"is not supported; use {place}")
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
