@@ -178,15 +178,20 @@ def test_what_cannot_be_served_is_one_line(
     model: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, words: str
 ) -> None:
     assert run(["serve", str(model), "--port", "0", *args]) == code
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("foredraft: repacking")]
+    progress = ("foredraft: loading", "foredraft: repacking")
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(progress)]
     assert len(lines) == 1
     assert words in lines[0]
 
 
-def test_a_missing_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_model_is_one_line_more(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["serve", str(tmp_path / "none.gguf"), "--port", "0"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "none.gguf" in line
+    loading, error = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"foredraft: loading \S+none\.gguf; until it is ready, http://127\.0\.0\.1:[1-9][0-9]+/v1 answers 503", loading
+    )
+    assert error.startswith("foredraft: error:")
+    assert "none.gguf" in error
 
 
 def test_a_model_that_still_loads_stops_loading(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def _serve(
         url = url_of(sock)
         if not config.api_keys and host not in ("127.0.0.1", "::1", "localhost"):
             logger.warning("whoever reaches %s may use the model; --api-key asks for a key", url)
+        logger.info("loading %s; until it is ready, %s/v1 answers 503", options.model, url)
 
         async def run() -> signal.Signals | None:
             def load() -> LLM:
