@@ -247,12 +247,23 @@ def _texts(wanted: StructuredOutputs) -> Iterator[str]:
 def _reason(message: str, wanted: StructuredOutputs | None = None) -> str:
     """What llguidance says, for the grammar's author. Faults of its own are told without their details."""
     if "panic" not in message.lower():
-        return _first_words(message)
+        return _first_words(_plain(message, is_of_grammar=wanted is not None and wanted.grammar is not None))
     if unspelt := re.search(UNSPELT + r" b(['\"]).+?\1", message):  # our own error, from within
         return unspelt[0]
     text = "" if wanted is None else " ".join(_texts(wanted))
     used = [keyword for keyword in _COMPOSITION if f'"{keyword}"' in text]
     return f"the compiler failed on it{', which uses ' + ', '.join(used) if used else ''}; write it more simply"
+
+
+def _plain(message: str, *, is_of_grammar: bool) -> str:
+    """Without drawings, and without a rule that is not the author's. is_of_grammar: he wrote rules."""
+    if keywords := re.fullmatch(r"Unimplemented keys: \[(.*)\]", message):
+        names = keywords[1].replace('"', "")
+        return f"not supported in a schema: {names}; say it by other keywords, or leave it out"
+    if drawn := re.search(r"regex parse error:\n    (.*)\n    ( *)\^+\nerror: (.*)", message):
+        before = message[: drawn.start()] if is_of_grammar else ""
+        return f'{before}{drawn[3]}, at "{drawn[1][len(drawn[2]) :][:20]}"'
+    return message
 
 
 def _first_words(message: str) -> str:
