@@ -74,6 +74,7 @@ def test_ctrl_c_is_130(failing, capsys, error: BaseException) -> None:
         (["xyzzy"], "no command 'xyzzy'; choose one of: demo, generate"),
         (["--nonsense"], "--nonsense"),
         (["generate", "--nonsense"], "(see foredraft generate --help)"),
+        (["generate", "--ctx-size", "9"], "no option --ctx-size here: use -c/--max-model-len (see foredraft generate"),
         (["generate"], "Missing option '-m'"),
     ],
 )

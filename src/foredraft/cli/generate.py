@@ -57,6 +57,8 @@ def command(
     if prediction is not None:
         params = replace(params, prediction=read_text(prediction))
     llm = open_llm(options, session)
+    if llm.tokenizer.chat_template is None and not raw:
+        note(f"{options.model} has no chat template: it continues the text as it is, as with --raw")
     logging.getLogger("foredraft").setLevel(logging.INFO)  # says when a drafter does not pay, and why
     chunks = _stream(llm, text, params, raw=raw, trace_rounds=trace_rounds)
     with hold_log():

@@ -38,6 +38,16 @@ COMMANDS = {
 }
 
 
+#: Flags of vLLM and llama.cpp -> ours.
+FOREIGN_FLAGS = {
+    "--ctx-size": "use -c/--max-model-len",
+    "--draft-max": "use -k/--num-speculative-tokens",
+    "--model-draft": "use -d model:NAME",
+    "--n-gpu-layers": "the core runs on the CPU",
+    "--gpu-memory-utilization": "the core runs on the CPU",
+}
+
+
 class CommandTable(click.Group):
     """A group that knows its commands by name and imports only the one that runs."""
 
@@ -122,6 +132,8 @@ def _run(args: Sequence[str] | None, session: Session) -> int:
 
 def _usage_line(error: click.UsageError) -> str:
     message = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.option_name in FOREIGN_FLAGS:
+        message = f"no option {error.option_name} here: {FOREIGN_FLAGS[error.option_name]}"
     return f"{message} (see {error.ctx.command_path} --help)" if error.ctx else message
 
 
