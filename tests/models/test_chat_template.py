@@ -84,6 +84,14 @@ TEMPLATES = {
 {% if m.role == 'system' %}{% continue %}{% endif %}
 {% set ns.n = ns.n + 1 %}{% if ns.n > 3 %}{% break %}{% endif %}{{ ns.n ~ ':' ~ m.content }}{{ '=' * 3 }}
 {% generation %}{{ m.role + '!' }}{% endgeneration %}{% endfor %}{{ messages | length ** 2 }}""",
+    "texts": """{{ '{2026} *%-5s|%5.1f|%03d*' % ('a', 1.25, 7) }}{{ 2.345 | round(1) }}{{ [1, 2] | sum }}
+{{- '{:>4}{a}'.format(1, a='b') }}{{ 'a' | indent(4, true) }}
+{%- for m in messages %}{{ m.role.replace('s', 'ss', 1) | replace('ss', 't') }}{{ m.role | capitalize | title }}
+{{- m.role.split('s', 1) | last | string }}{{ '-'.join(m.role.split('s')) }}{{ m | items | list | length }}
+{{- messages | map(attribute='role') | join(', ') }}{{ messages | selectattr('role', 'eq', 'user') | list | count }}
+{{- m.role.upper().strip().startswith('U') }}{{ m.get('name', 1 % 2) | e }}{{ m.keys() | list | sort | first }}
+{{- '-'.join(messages | map(attribute='role') | unique) }}{{ [[1], [m.role, none]] }}{{ m | dictsort | length }}
+{%- endfor %}""",
     "split": "{{ messages[-1].role.split('s') | join('/') }}{{ messages[0] | length }}{{ strftime_now('%Y') }}",
 }
 
@@ -237,6 +245,43 @@ HOSTILE = {
         "over 5",
     ),
     "output": ("{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "over 50000000 characters"),
+    "list in a list": (
+        "{% set n = namespace(x=['ab']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+        "too many parts",
+    ),
+    "padding by %": ("{{ '%0999999999d' % 1 }}", "too large a width"),
+    "padding by % from values": ("{{ '%*d' % (999999999, 1) }}", "too large a width"),
+    "padding by format": ("{{ '{:>999999999}'.format('a') }}", "too large a width"),
+    "padding by format from values": ("{{ '{:{}}'.format('a', 999999999) }}", "too large a width"),
+    "many fields": ("{{ ('{0}' * 100000).format('x' * 100000) }}", "over 50000000 characters"),
+    "ljust": ("{{ 'a'.ljust(10 ** 9) | length }}", "unsafe"),
+    "bytes": ("{{ 'a'.encode().ljust(10 ** 9) | length }}", "unsafe"),
+    "attr": ("{{ ('a' | attr('zfill'))(10 ** 9) | length }}", "unsafe"),
+    "integer": ("{{ (5).to_bytes(10 ** 9, 'big') | length }}", "unsafe"),
+    "join": ("{{ range(99999) | list | join('x' * 50000) | length }}", "over 50000000 characters"),
+    "join, method": ("{{ ('x' * 50000).join(['a'] * 99999) | length }}", "over 50000000 characters"),
+    "joins that double": (
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] | join %}{% endfor %}",
+        "over 50000000 characters",
+    ),
+    "replace": ("{{ ('a' * 4000000) | replace('a', 'b' * 35) | length }}", "over 50000000 characters"),
+    "replace, method": ("{{ ('a' * 4000000).replace('a', 'b' * 35) | length }}", "over 50000000 characters"),
+    "replace, mapped": ("{{ ['a' * 4000000] | map('replace', 'a', 'b' * 35) | list }}", "over 50000000 characters"),
+    "indent": ("{{ ('\n' * 4000000) | indent(1000) | length }}", "over 50000000 characters"),
+    "indent of JSON": ("{{ range(99999) | list | tojson(indent=1000000) | length }}", "indents JSON by over 16"),
+    "separators of JSON": (
+        "{{ range(99999) | list | tojson(separators=('x' * 50000, ':')) | length }}",
+        "over 50000000 characters",
+    ),
+    "slice": ("{{ range(10) | slice(10 ** 8) | list | length }}", "No filter named 'slice'"),
+    "sum of lists": ("{{ ([range(99999) | list] * 99) | sum(start=[]) | length }}", "too many parts"),
+    "rounding": ("{{ 5 | round(-1000000000) }}", "too many digits"),
+    "lipsum": ("{{ lipsum(n=10 ** 6) }}", "'lipsum' is undefined"),
+    "lists": ("{% for i in range(99999) %}{% set x = range(99999) | list %}{% endfor %}", "over 50000000 characters"),
+    "copies": (
+        "{% set x = 'x' * 999999 %}{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
+        "over 50000000 characters",
+    ),
     "literals": ("{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}", "over 50000000 characters"),
 }
 
