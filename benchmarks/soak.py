@@ -201,17 +201,20 @@ class Soak:
     async def look(self) -> None:
         for path in ("/health", "/metrics", "/v1/models", "/version", "/"):
             await self.expect(await self.client.get(path), 200, path)
-        ids = (await self.client.post("/tokenize", json={"prompt": "déjà vu 🙂"})).json()["tokens"]
-        text = (await self.client.post("/detokenize", json={"tokens": ids})).json()["prompt"]
-        if text != "déjà vu 🙂":
-            self.fault(f"detokenize: {text!r}")
+        tokens = await self.client.post("/tokenize", json={"prompt": "déjà vu 🙂"})
+        if await self.expect(tokens, 200, "/tokenize"):
+            text = await self.client.post("/detokenize", json={"tokens": tokens.json()["tokens"]})
+            if await self.expect(text, 200, "/detokenize") and text.json()["prompt"] != "déjà vu 🙂":
+                self.fault(f"detokenize: {text.text!r}")
 
-    async def expect(self, response: httpx.Response, status: int, what: str) -> None:
+    async def expect(self, response: httpx.Response, status: int, what: str) -> bool:
+        """Whether it has this status."""
         if response.status_code == 429:
             await self.check_refusal(response)
         elif response.status_code != status:
             self.fault(f"{what}: status {response.status_code}, not {status}: {response.text[:200]}")
         self.counts["nonsense" if status >= 400 else "looked"] += 1
+        return response.status_code == status
 
     def fault(self, what: str) -> None:
         self.faults.append(what)

@@ -60,13 +60,15 @@ def start(kind: type[GatedGenerator], template: str | None = None) -> GatedGener
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(TellsOthersTexts, "'text': 'x"), (LosesBlocks, "not idle at the end")], ids=["texts", "blocks"]
+    ("kind", "words"),
+    [(TellsOthersTexts, "'text': 'x"), (LosesBlocks, "not idle at the end|the engine broke down")],  # if idle before
+    ids=["texts", "blocks"],
 )
 def test_faults_are_found(kind: type[GatedGenerator], words: str) -> None:
     with running_server(start(kind)) as server:
         done = soak(server.url, "--minutes", "0.1", "--only", "greedy", "--clients", "24")
     assert done.returncode == 1, done.stdout
-    assert words in done.stderr
+    assert re.search(words, done.stderr)
 
 
 def test_calls_of_tools() -> None:

@@ -124,6 +124,7 @@ class ModelLoader:
         return model
 
     def _find(self, name: str) -> Path:
+        load_core()  # nothing is pulled in vain
         return resolve(name, progress=self._named(f"pulling {name}"))
 
     def _named(self, what: str) -> Callable[[int, int], None] | None:
