@@ -1,16 +1,5 @@
-"""Tiny models: a second thread costs more than it brings."""
+"""The same as for `generate`: one thread."""
 
-from __future__ import annotations
+from tests.hf.conftest import one_thread
 
-from collections.abc import Iterator
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+__all__ = ["one_thread"]
