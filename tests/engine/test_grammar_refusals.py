@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llguidance
@@ -82,6 +85,21 @@ def test_a_long_chain_of_references_does_not_overflow_the_stack(wanted: Structur
     """Compiled on an ordinary stack it ends the process."""
     params = SamplingParams(temperature=0, max_tokens=8, structured_outputs=wanted)
     assert generator().generate("abc", params)[0].text.strip('"') == "yes"
+
+
+def test_grammars_compiled_at_once_leave_the_stacks_of_other_threads_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slow_stack_size(size: int) -> int:
+        before = threading.stack_size(size)
+        time.sleep(0.02)  # for the others to come in between
+        return before
+
+    monkeypatch.setattr("foredraft.engine.grammar.stack_size", slow_stack_size)
+    before = threading.stack_size()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(compiler().compile, (StructuredOutputs(regex=f"a{i}") for i in range(8))))
+    assert threading.stack_size() == before
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ _ANY_OBJECT = '{"type": "object"}'
 #: stack that overflows ends the process: compilation gets one that holds any chain of that many characters.
 MAX_CHARACTERS = 256 * 1024
 STACK_BYTES = 512 * 2**20
+#: The size of new stacks is the whole process's: a thread at a time may change it, start another, and set it back.
+_STACK_SIZE_LOCK = Lock()
 #: Parts of regular expressions, in llguidance's count (its default is a million): thousands of properties fit.
 MAX_LEXER_FUEL = 500_000
 
@@ -96,11 +98,12 @@ class GrammarCompiler:
             except BaseException:  # how a panic of the compiler arrives
                 outcome.set_exception(ParameterError(_FIELD, f"cannot be compiled: {_reason('panic', wanted)}"))
 
-        before = stack_size(STACK_BYTES)
-        try:
-            Thread(target=run, name="foredraft-grammar", daemon=True).start()
-        finally:
-            stack_size(before)
+        with _STACK_SIZE_LOCK:
+            before = stack_size(STACK_BYTES)
+            try:
+                Thread(target=run, name="foredraft-grammar", daemon=True).start()
+            finally:
+                stack_size(before)
         return outcome.result()
 
     def _compile(self, wanted: StructuredOutputs) -> Grammar:

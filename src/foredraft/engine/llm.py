@@ -14,7 +14,7 @@ from foredraft.engine.loader import Backend, Dtype, LoadOptions, LoadProgress, M
 from foredraft.errors import ModelFileError, ParameterError
 from foredraft.models.base import LanguageModel
 from foredraft.models.load import KVCacheDtype, Quantize
-from foredraft.types import MAX_THREADS, check_choice, check_whole
+from foredraft.types import check_choice, check_whole
 
 DraftQuantize = Literal["auto", "q4", "q8", "none"]
 #: What "auto" means for drafts; benchmarks/draft_optimiser.md has the measurements behind it.
@@ -78,15 +78,11 @@ class LLM(Generator):
             raise ParameterError("model", "must be a path or a name, as text or a pathlib.Path")
         if not isinstance(drafter, str):
             raise ParameterError("drafter", "must be text: 'none' for plain decoding, 'ngram', 'model:NAME' ...")
-        if not isinstance(kernels, str | None):
-            raise ParameterError("kernels", "must be the name of a kernel set, as foredraft doctor lists them")
         if progress is not None and not callable(progress):
             raise ParameterError("progress", "must be a function of what is done, how much of it, and of how much")
         for name, flag in (("adaptive", adaptive), ("enable_prefix_caching", enable_prefix_caching)):
             if not isinstance(flag, bool):
                 raise ParameterError(name, "must be true or false")
-        if threads is not None:
-            check_whole("threads", threads, 1, MAX_THREADS)
         for name, value in (("prompt_lookup_min", prompt_lookup_min), ("prompt_lookup_max", prompt_lookup_max)):
             if value is not None:
                 check_whole(name, value, 1)
@@ -94,9 +90,6 @@ class LLM(Generator):
         check_choice("cross_vocab", cross_vocab, (*get_args(CrossVocab), "off"))
         if draft_vocab not in ("auto", "full"):
             check_whole("draft_vocab", draft_vocab, 1)
-        if backend is not None:
-            check_choice("backend", backend, get_args(Backend))
-        check_choice("dtype", dtype, get_args(Dtype))
         max_draft = DEFAULT_MAX_DRAFT if num_speculative_tokens is None else num_speculative_tokens
         options = LoadOptions(
             backend=backend,

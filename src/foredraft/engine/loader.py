@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from foredraft.errors import NativeCoreError, ParameterError
 from foredraft.models.base import LanguageModel, TextTokenizer
@@ -17,6 +17,7 @@ from foredraft.models.hub import is_hub_id, resolve
 from foredraft.models.load import KVCacheDtype, Quantize, load_model
 from foredraft.models.native import MemoryPlan
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.types import MAX_THREADS, check_choice, check_whole
 
 if TYPE_CHECKING:
     from foredraft._native import ThreadPool
@@ -30,7 +31,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How all models of an engine are loaded; `LLM` says what the fields mean."""
+    """How all models of an engine are loaded; `LLM` says what the fields mean. Raises ParameterError."""
 
     backend: Backend | None = None
     threads: int | None = None
@@ -43,6 +44,15 @@ class LoadOptions:
     dtype: Dtype = "auto"
     trust_remote_code: bool = False
     fixed_rows: int = 0  # of the target
+
+    def __post_init__(self) -> None:
+        if self.backend is not None:
+            check_choice("backend", self.backend, get_args(Backend))
+        if self.threads is not None:
+            check_whole("threads", self.threads, 1, MAX_THREADS)
+        if not isinstance(self.kernels, str | None):
+            raise ParameterError("kernels", "must be the name of a kernel set, as foredraft doctor lists them")
+        check_choice("dtype", self.dtype, get_args(Dtype))
 
 
 class ModelLoader:

@@ -74,7 +74,7 @@ class Engine:
             self._aborted.append(seq)
             return
         seq.finish_reason = seq.finish_reason or "abort"
-        self.remove(seq)
+        self._remove(seq)
 
     def _step(self) -> list[Step]:
         planned, new = self.scheduler.plan()
@@ -102,11 +102,11 @@ class Engine:
             times = (drafted - began, passed - drafted, perf_counter() - passed)
             steps.append(Step(p.seq, num_new, _make_round(p, r, draft, num_new, num_rows, times)))
             if p.seq.finish_reason is not None:
-                self.remove(p.seq)
+                self._remove(p.seq)
         return steps
 
-    def remove(self, seq: Sequence) -> None:
-        """Take a finished or aborted sequence out, if it is in; all it held is given back."""
+    def _remove(self, seq: Sequence) -> None:
+        """Take an ended sequence out, if it is in; all it held is given back."""
         self.scheduler.remove(seq)
         self.controller.end(seq)
         for drafter in self._readers.pop(seq.id, ()):

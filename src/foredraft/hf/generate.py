@@ -114,7 +114,7 @@ def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -
     while not columns.commit():
         for seq in engine.scheduler.unfinished():
             if columns.is_padded(seq.index):
-                engine.remove(seq)
+                engine.abort(seq)
         for step in engine.step():
             if step.seq.error is not None:
                 raise step.seq.error
