@@ -268,6 +268,7 @@ def test_a_refused_request_is_no_aborted_one() -> None:
             head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
             client.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
             wait_until(lambda: bool(server.generator.has_unfinished))
+        wait_until(lambda: server.engine.is_idle)  # it is noticed, while the engine is in its step
         server.generator.gate.set()
         wait_until(lambda: scraped(server, "request_success_total", finished_reason="abort") == 1)
 
