@@ -26,7 +26,7 @@ from foredraft import LLM, SamplingParams
 from foredraft.bench.workloads import GROUPS, load_group
 from foredraft.models.native import NativeModel
 
-PARTS = ("plain", "drafters", "single", "kernels")
+PARTS = ("plain", "drafters", "single", "chosen", "kernels")
 COLUMNS = "drafter|k|batch|threads|chunk|kernels|adaptive|drafted|accepted|outputs|differ|CPU s"
 
 
@@ -59,7 +59,8 @@ def settings(part: str, specs: list[str], lengths: list[int], kernel_sets: list[
                 yield Setting(spec, k, threads=1 + (k + j) % 2, chunk=(512, 7)[k % 2])
     elif part == "single":
         yield from (Setting(spec, 4, batch=1, threads=1) for spec in specs)
-        yield Setting(specs[-1], 8, adaptive=True)
+    elif part == "chosen":  # lengths, and second choices of a draft model where there are few requests
+        yield from (Setting(spec, 8, batch=batch, adaptive=True) for spec in specs for batch in (1, 4))
     else:
         yield from (Setting(specs[-1], 4, threads=1, kernels=name) for name in kernel_sets)
 

@@ -273,10 +273,16 @@ int Sampler::sample_target(const LogitRow& row, const std::vector<int32_t>& path
     return race(law_, noise_key(kTarget, int(path.size()), 0));
 }
 
-Drawn Sampler::draw(LogitRow row, const std::vector<int32_t>& path, float* probs, int probs_width) {
+// A draft's row may be wider than the target's.
+void Sampler::check_draw(LogitRow& row, const std::vector<int32_t>& path) const {
     for (int32_t token : path) check_token(token, "path");
     if (row.width < 1) throw std::invalid_argument("logits are empty");
-    const int width = row.width = std::min(row.width, vocab_limit_);
+    row.width = std::min(row.width, vocab_limit_);
+}
+
+Drawn Sampler::draw(LogitRow row, const std::vector<int32_t>& path, float* probs, int probs_width) {
+    check_draw(row, path);
+    const int width = row.width;
     if (probs && probs_width < width)
         throw std::invalid_argument("a buffer of " + std::to_string(probs_width) + " probabilities is too narrow for " +
                                     std::to_string(width) + " logits");
@@ -309,6 +315,25 @@ Drawn Sampler::draw(LogitRow row, const std::vector<int32_t>& path, float* probs
     auto weight = [&](int i) { return double(law_.p[i]); };
     const int place = find_place(law_.size(), chunk_sums(law_.size(), weight), weight, u);
     return {law_.ids[place], double(law_.p[place])};
+}
+
+std::vector<Odds> Sampler::runners_up(LogitRow row, const std::vector<int32_t>& path, int count, double least_odds) {
+    check_draw(row, path);
+    const float* x = adjust(row, path);
+    const int best = best_token(x, row.width);
+    const double lowest = std::max(x[best] + log_double(std::max(least_odds, DBL_MIN)), -double(FLT_MAX));
+    auto& ids = filtering_.ids;
+    ids.resize(row.width);
+    ids.resize(kernels_.gather(x, row.width, std::nextafterf(float(lowest), -FLT_MAX), ids.data()));
+    std::erase(ids, best);
+    const auto last = ids.begin() + std::clamp(count, 0, int(ids.size()));
+    std::partial_sort(ids.begin(), last, ids.end(), [&](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
+    std::vector<Odds> found;
+    for (auto id = ids.begin(); id != last; ++id) {
+        const double odds = std::exp(double(x[*id]) - x[best]);
+        if (odds >= least_odds) found.push_back({*id, odds});
+    }
+    return found;
 }
 
 std::vector<double> Sampler::excess_sums(const float* p, double p_scale, const float* q, double q_scale, int n) const {

@@ -58,6 +58,12 @@ struct Drawn {
     double probability;
 };
 
+// A token, and its probability in units of the best one's.
+struct Odds {
+    int32_t token;
+    double odds;
+};
+
 struct TokenScores {
     double logprob;
     std::vector<std::pair<int32_t, double>> top;
@@ -92,6 +98,7 @@ class Sampler {
 
     // probs [probs_width] or null.
     Drawn draw(LogitRow row, const std::vector<int32_t>& path, float* probs, int probs_width);
+    std::vector<Odds> runners_up(LogitRow row, const std::vector<int32_t>& path, int count, double least_odds);
     // 1 + n rows.
     Outcome verify(const TargetRows& rows, const DraftArrays& draft);
     TokenScores logprobs(const float* logits, int token, int num_top);
@@ -107,6 +114,7 @@ class Sampler {
     double uniform(Stream stream, int depth, int index) const;
 
     LogitRow row_of(const TargetRows& rows, int row) const;
+    void check_draw(LogitRow& row, const std::vector<int32_t>& path) const;
     const float* adjust(const LogitRow& row, const std::vector<int32_t>& path);
     void count(int token, int by, bool in_prompt);
     int best_token(const float* adjusted, int width) const;

@@ -52,6 +52,17 @@ class BoundSampler {
         return nb::make_tuple(drawn.token, drawn.probability);
     }
 
+    nb::list runners_up(Rows<const float, 1> logits, nb::handle path, int count, double least_odds,
+                        std::optional<Rows<const uint32_t, 1>> mask) {
+        const auto ids = integers(path);
+        if (mask) check_words(mask->shape(0));
+        const LogitRow row{logits.data(), int(logits.shape(0)), mask ? mask->data() : nullptr};
+        nb::list found;
+        for (const Odds& other : unlocked([&] { return sampler_.runners_up(row, ids, count, least_odds); }))
+            found.append(nb::make_tuple(other.token, other.odds));
+        return found;
+    }
+
     nb::object verify(Rows<const float, 2> logits, nb::handle draft, std::optional<Rows<const uint32_t, 2>> masks) {
         DraftArrays arrays{integers(draft.attr("tokens")), {}, nullptr, 0};
         const size_t n = arrays.tokens.size();
@@ -148,6 +159,8 @@ void bind_sampling(nb::module_& m) {
              "frequency_penalty"_a, "repetition_penalty"_a, "logit_bias"_a)
         .def("extend", &BoundSampler::extend, "tokens"_a)
         .def("draw", &BoundSampler::draw, nb::arg("logits").noconvert(), "path"_a, nb::arg("probs").noconvert().none(),
+             nb::arg("mask").noconvert() = nb::none())
+        .def("runners_up", &BoundSampler::runners_up, nb::arg("logits").noconvert(), "path"_a, "count"_a, "least_odds"_a,
              nb::arg("mask").noconvert() = nb::none())
         .def("verify", &BoundSampler::verify, nb::arg("logits").noconvert(), "draft"_a, nb::arg("masks").noconvert() = nb::none())
         .def("logprobs", &BoundSampler::logprobs, nb::arg("logits").noconvert(), "token"_a, "num_top"_a);

@@ -157,6 +157,14 @@ class Sampler:
         probs: NDArray[np.float32] | None,
         mask: NDArray[np.uint32] | None = None,
     ) -> tuple[int, float]: ...
+    def runners_up(
+        self,
+        logits: NDArray[np.float32],
+        path: Sequence[int],
+        count: int,
+        least_odds: float,
+        mask: NDArray[np.uint32] | None = None,
+    ) -> list[tuple[int, float]]: ...
     def verify(self, logits: NDArray[np.float32], draft: Draft, masks: NDArray[np.uint32] | None = None) -> Verdict: ...
     def logprobs(self, logits: NDArray[np.float32], token: int, num_top: int) -> TokenLogprob: ...
 

@@ -338,3 +338,29 @@ def test_torch_rows_give_the_same_tokens():
                 sampler.extend([*(tokens[i] for i in verdict.accepted), verdict.token])
             results.append(found)
         assert results[0] == results[1]
+
+
+@implementations
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_runners_up_are_the_likeliest_others(make: Callable[..., Sampler], temperature: float) -> None:
+    sampler = make(SamplingParams(temperature=temperature, logit_bias={5: -50.0}))
+    logits = np.full(VOCAB, -9.0, np.float32)
+    logits[[5, 9, 12, 20, 31]] = [4.0, 3.0, 2.0, 2.0, 1.0]
+    found = sampler.runners_up(logits, [], 3, 0.0)
+    assert [token for token, _ in found] == [12, 20, 31]  # 9 is the best, 5 is held down
+    assert [odds for _, odds in found] == pytest.approx(np.exp([-1.0, -1.0, -2.0]))
+    assert [token for token, _ in sampler.runners_up(logits, [], 3, 0.2)] == [12, 20]
+    assert [token for token, _ in sampler.runners_up(logits, [], 1, 0.0)] == [12]
+    allowed = np.isin(np.arange(VOCAB), [5, 20, 31])
+    assert [token for token, _ in sampler.runners_up(logits, [], 9, 0.01, pack_mask(allowed))] == [31]
+    assert sampler.runners_up(logits, [], 0, 0.0) == []
+
+
+@implementations
+def test_runners_up_pay_for_repetition_along_the_path(make: Callable[..., Sampler]) -> None:
+    sampler = make(SamplingParams(temperature=0, repetition_penalty=10.0))
+    logits = np.full(VOCAB, -9.0, np.float32)
+    logits[[9, 12, 20]] = [3.0, 2.0, 1.0]
+    assert [token for token, _ in sampler.runners_up(logits, [12], 1, 0.0)] == [20]
+    with pytest.raises(NumericalError):
+        sampler.runners_up(np.full(VOCAB, np.nan, np.float32), [], 1, 0.0)

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from foredraft.algo.sampler import make_sampler
+from foredraft.algo.tree import chain, height
 from foredraft.drafters.chains import TRIAL_CONTEXT
 from foredraft.drafters.model import ModelDrafter
 from foredraft.testing import TinyModel
-from foredraft.types import DraftRequest, PassPrice, SamplingParams, Verdict
+from foredraft.types import Draft, DraftRequest, PassPrice, SamplingParams, Verdict
 from tests.drafters.views import View
 
 VOCAB = 272
@@ -79,6 +80,53 @@ def test_a_batch_grows_while_the_sum_gains(monkeypatch: pytest.MonkeyPatch) -> N
     far = lengths([1.0 + 1e-6 * m for m in range(33)], (0.0, 0.0, 0.0, 0.5))
     assert far == [8, 8, 8, 1]
     assert model.rows_per_pass[-8:] == [3] * 7 + [3] or model.rows_per_pass[-1] == 3
+
+
+def test_second_choices_fill_the_rows_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, seq = ModelDrafter("model", TinyModel(VOCAB, 512, 64), VOCAB), view([1, 2, 3])
+    drafter.begin(seq)
+    monkeypatch.setattr(drafter._chains.pass_cost, "seconds", lambda num_sequences: 0.3)
+
+    def propose(pass_s: list[float], **fields: object) -> Draft:
+        return drafter.propose([DraftRequest(seq, 8, PassPrice(pass_s), **fields)])[0]  # type: ignore[arg-type]
+
+    tree = propose([1.0] * 9)
+    assert tree.parents is not None
+    assert tree.confidences is not None
+    depth = height(tree.parents)
+    assert depth < len(tree.tokens) <= 8
+    assert tree.parents[:depth] == [*chain(depth)]
+    assert all(parent < depth - 1 for parent in tree.parents[depth:])  # beside the chain, not behind it
+    siblings = [(parent, token) for parent, token in zip(tree.parents, tree.tokens, strict=True)]
+    assert len({*siblings}) == len(siblings)
+    assert propose([1.0 + m for m in range(9)]).parents is None  # a row costs as much as a pass
+    assert (
+        drafter.propose([DraftRequest(seq, 2, PassPrice([1.0] * 9))])[0].tokens == tree.tokens[:2]
+    )  # no room for more
+    assert drafter.propose([DraftRequest(seq, 3)])[0].parents is None  # no price: a chain of that length was asked for
+    sampled = view([1, 2, 3], SamplingParams(seed=3), id=1)
+    drafter.begin(sampled)
+    assert drafter.propose([DraftRequest(sampled, 8, PassPrice([1.0] * 9))])[0].parents is None
+
+
+def test_second_choices_learn_how_often_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, seq = ModelDrafter("model", TinyModel(VOCAB, 512, 64), VOCAB), view([1, 2, 3])
+    drafter.begin(seq)
+    monkeypatch.setattr(drafter._chains.pass_cost, "seconds", lambda num_sequences: 0.3)
+    state = drafter._chains.state(seq.id)
+
+    def learn(choose: Callable[[Draft], list[int]]) -> tuple[list[float], list[float]]:
+        draft = drafter.propose([DraftRequest(seq, 8, PassPrice([1.0] * 9))])[0]
+        leaves, buckets = list(state.leaves), list(state.buckets)
+        assert leaves
+        before = [state.by_leaf.estimate(leaf.bucket) for leaf in leaves]
+        drafter.observe(seq, draft, Verdict(choose(draft), 5), None)
+        return before, [state.by_leaf.estimate(leaf.bucket) for leaf in leaves] if buckets else []
+
+    first = learn(lambda draft: [height(draft.parents or [])])  # the first leaf, if it stands beside the first token
+    last = learn(lambda draft: [])
+    assert first != last
+    assert all(after <= before for before, after in zip(*last, strict=True))
 
 
 def test_unseeded_sampling_carries_the_law_it_was_drawn_from() -> None:

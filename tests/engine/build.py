@@ -42,7 +42,9 @@ class TreeDrafter:
         self._inner.begin(seq)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        halved = [replace(r, num_tokens=min(r.num_tokens, r.num_slots // 2)) for r in requests]  # two nodes a token
+        halved = [
+            replace(r, num_tokens=min(r.num_tokens, r.num_slots // 2), price=None) for r in requests
+        ]  # two nodes each
         return [self._tree(d) for d in self._inner.propose(halved)]
 
     def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None: ...

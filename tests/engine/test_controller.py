@@ -84,6 +84,19 @@ def test_a_drafter_that_is_off_is_asked_for_trials() -> None:
     assert request.is_trial
 
 
+def test_a_draft_that_was_slow_once_is_timed_again() -> None:
+    controller, seq, (drafter,) = make("model", seconds=30.0)
+    times = 0
+    for _ in range(200):
+        if play(controller, seq, drafter, 8):
+            times += 1
+            controller.observe_draft(drafter, [Draft([1], source=drafter.name)], 0.1)
+    assert times > 100
+    controller, seq, (drafter,) = make("model", seconds=30.0)
+    controller.observe_draft(drafter, [Draft([1], source=drafter.name)], 30.0)
+    assert not any(play(controller, seq, drafter, 8) for _ in range(200))  # it is as slow as that
+
+
 def test_it_comes_back_when_the_text_changes() -> None:
     controller, seq, (drafter,) = make("model")
     for _ in range(64):

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from foredraft.types import TARGET, Completion, SamplingParams
+from foredraft.drafters.calibration import BatchCost
+from foredraft.engine.costs import PassCosts
+from foredraft.engine.sequence import Sequence
+from foredraft.engine.step import Engine
+from foredraft.models.base import Rows
+from foredraft.types import TARGET, Array, Completion, Draft, SamplingParams, Verdict
 from tests.engine.build import generator
 
 PROMPTS = ["def f(x):\n    return x", "a", "the cat and the hat and the cat and", "0123456789" * 9]
@@ -79,6 +84,33 @@ def test_logprobs_are_plain_decoding_s(spec: str, params: SamplingParams) -> Non
 def test_adaptive_lengths_change_nothing(plain: dict[int, list[tuple[int, ...]]]) -> None:
     outs = generator("ngram+model", adaptive=True, num_speculative_tokens=8).generate(PROMPTS, GREEDY)
     assert ids(outs) == plain[id(GREEDY)]
+
+
+@pytest.mark.parametrize("spec", ["model", "ngram+model", "narrow", "tli"])
+@pytest.mark.parametrize("options", [{"max_num_seqs": 1}, {}, {"num_blocks": 8, "max_num_seqs": 4}], ids=str)
+def test_second_choices_change_nothing(
+    plain: dict[int, list[tuple[int, ...]]], spec: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows cost nothing and draft passes much, so that most passes have room for leaves."""
+    monkeypatch.setattr("foredraft.engine.generator.measure_pass_costs", lambda *_: PassCosts([1.0] * 6))
+    monkeypatch.setattr(BatchCost, "seconds", lambda self, num_sequences: 0.25)
+    gen = generator(spec, adaptive=True, num_speculative_tokens=8, **options)
+    leaves: list[bool] = []
+    verify = Engine._commit
+
+    def commit(engine: Engine, seq: Sequence, rows: Rows, draft: Draft, verdict: Verdict, *arrays: Array) -> int:
+        if draft.parents is not None:
+            leaves.append(
+                draft.parents[verdict.accepted[-1]] != verdict.accepted[-1] - 1 if verdict.accepted else False
+            )
+        return verify(engine, seq, rows, draft, verdict, *arrays)
+
+    monkeypatch.setattr(Engine, "_commit", commit)
+    for params in (GREEDY, replace(GREEDY, repetition_penalty=1.3, min_tokens=9)):
+        expected = plain[id(GREEDY)] if params is GREEDY else [ids(generator().generate(p, params))[0] for p in PROMPTS]
+        assert ids(gen.generate(PROMPTS, params)) == expected
+    assert any(leaves)
+    gen.engine.check_integrity()
 
 
 def test_the_second_identical_prompt_reuses_its_cache_and_accepts_as_much() -> None:

@@ -14,16 +14,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from foredraft.algo.tree import chain
+
 #: Rounds in which the price of time, and with it the order of the tokens, is found.
 MAX_ROUNDS = 4
 
 
-def expected_tokens(acceptance: Sequence[float]) -> float:
-    """Expected tokens from one pass whose draft tokens are accepted with these chances, the target's own included."""
-    reach, total = 1.0, 1.0
-    for a in acceptance:
-        reach *= a
-        total += reach
+def expected_tokens(acceptance: Sequence[float], parents: Sequence[int] | None = None) -> float:
+    """Expected tokens from one pass, the target's own included.
+
+    acceptance [n]: the chance of each draft token once its parents are accepted; parents [n]: None for a chain.
+    """
+    reach: list[float] = []
+    total = 1.0
+    for a, parent in zip(acceptance, chain(len(acceptance)) if parents is None else parents, strict=True):
+        reach.append(a * reach[parent] if parent >= 0 else a)
+        total += reach[-1]
     return total
 
 
@@ -93,20 +99,20 @@ def worth_growing(
     row_s: Sequence[float],
     draft_s: float,
 ) -> list[int]:
-    """Which drafts should grow by one more token, so that the rate rises the most: their indices, or none.
+    """Which tokens to add to the drafts, so that the rate rises the most: their indices, or none.
 
-    gains [drafts]: the chance that each one's next token is accepted with all before it; tokens: what the pass is
-    expected to bring with the num_drafted tokens that are there; spent_s: what these cost beside the pass. The drawn
-    tokens' own chances are known by then, and they are submitted whatever the answer: so a rule that uses draft
-    probabilities stays exact.
+    gains [candidates]: the chance that each is accepted with all before it; tokens: what the pass is expected to bring
+    with the num_drafted tokens that are there; spent_s: what these cost beside the pass; draft_s: of the one draft pass
+    that draws all that are added, if they have to be drawn. Those drawn before are submitted whatever the answer: so a
+    rule that uses draft probabilities stays exact.
     """
     best_rate = tokens / (pass_s[num_drafted] + spent_s)
     order = sorted(range(len(gains)), key=lambda i: best_rate * row_s[i] - gains[i])
     spent_s += draft_s
     count = 0
-    for i, draft in enumerate(order[: len(pass_s) - 1 - num_drafted], 1):
-        tokens += gains[draft]
-        spent_s += row_s[draft]
+    for i, added in enumerate(order[: len(pass_s) - 1 - num_drafted], 1):
+        tokens += gains[added]
+        spent_s += row_s[added]
         rate = tokens / (pass_s[num_drafted + i] + spent_s)
         if rate > best_rate:
             count, best_rate = i, rate

@@ -51,6 +51,16 @@ class Sampler(Protocol):
         """
         ...
 
+    def runners_up(
+        self, logits: Array, path: Sequence[int], count: int, least_odds: float, mask: Mask | None = None
+    ) -> list[tuple[int, float]]:
+        """Draft side: what else may come there, likeliest first: tokens and their odds, exp(logit - best logit).
+
+        At most `count` after the best one, each with odds of at least `least_odds`; bias, penalties and `mask` count,
+        temperature and filters do not. Raises what `draw` raises.
+        """
+        ...
+
     def verify(self, logits: Array, draft: Draft, masks: Masks | None = None) -> Verdict:
         """Target side. logits [1 + n, vocab]: row 0 follows the committed text, row 1 + i follows draft token i.
 
@@ -163,11 +173,7 @@ class ArraySampler:
     def draw(
         self, logits: Array, path: Sequence[int], probs: Array | None, mask: Mask | None = None
     ) -> tuple[int, float]:
-        self._check_row(logits.shape, exact=False)
-        for token in path:
-            self._check_token(token, "path")
-        if mask is not None:
-            self._check_words(mask.shape[0])
+        self._check_draw(logits, path, mask)
         scores = self._process(self._fit(_to_double(logits)), path, mask)
         if probs is None:
             token = self._sample_target(scores, len(path))
@@ -181,6 +187,15 @@ class ArraySampler:
         rounded = _to_double(probs)  # the law is what the buffer holds
         token = draw_from(rounded, uniform(self._key(Stream.DRAFT, len(path))))
         return token, float(filters.softmax(scores)[token])
+
+    def runners_up(
+        self, logits: Array, path: Sequence[int], count: int, least_odds: float, mask: Mask | None = None
+    ) -> list[tuple[int, float]]:
+        self._check_draw(logits, path, mask)
+        scores = self._adjust(self._fit(_to_double(logits)), path, mask)
+        best, *others = filters.top_tokens(scores, 1 + count)
+        odds = ((i, math.exp(float(scores[i]) - float(scores[best]))) for i in others)
+        return [(i, share) for i, share in odds if share >= least_odds]
 
     def verify(self, logits: Array, draft: Draft, masks: Masks | None = None) -> Verdict:
         tokens = [int(token) for token in draft.tokens]
@@ -222,6 +237,20 @@ class ArraySampler:
         return self._process(_to_double(logits), path, mask)
 
     def _process(self, logits: Array, path: Sequence[int], mask: Mask | None) -> Array:
+        params = self._params
+        logits = self._adjust(logits, path, mask)
+        if params.is_greedy:
+            return logits
+        logits = filters.apply_temperature(logits, params.temperature)
+        if params.min_p > 0:
+            logits = filters.apply_min_p(logits, params.min_p)
+        logits = filters.apply_top_k(logits, params.top_k)
+        if params.top_p < 1:
+            logits = filters.apply_top_p(logits, params.top_p)
+        return logits
+
+    def _adjust(self, logits: Array, path: Sequence[int], mask: Mask | None) -> Array:
+        """After bias, the end-of-text mask, penalties and the grammar's mask."""
         _check_numbers(logits)
         params = self._params
         xp = array_namespace(logits)
@@ -250,14 +279,6 @@ class ArraySampler:
             logits = filters.mask_tokens(logits, _like(~unpack_mask(mask, self._vocab_size), logits))
         if not bool(xp.any(xp.isfinite(logits))):
             raise NoTokenError("no token is left to choose: every logit is -inf")
-        if params.is_greedy:
-            return logits
-        logits = filters.apply_temperature(logits, params.temperature)
-        if params.min_p > 0:
-            logits = filters.apply_min_p(logits, params.min_p)
-        logits = filters.apply_top_k(logits, params.top_k)
-        if params.top_p < 1:
-            logits = filters.apply_top_p(logits, params.top_p)
         return logits
 
     def _sample_target(self, scores: Array, depth: int) -> int:
@@ -287,6 +308,13 @@ class ArraySampler:
         expected = (self._vocab_size + 31) // 32
         if num_words != expected:
             raise ValueError(f"a mask has {num_words} words; expected {expected}")
+
+    def _check_draw(self, logits: Array, path: Sequence[int], mask: Mask | None) -> None:
+        self._check_row(logits.shape, exact=False)
+        for token in path:
+            self._check_token(token, "path")
+        if mask is not None:
+            self._check_words(mask.shape[0])
 
     def _check_row(self, shape: Sequence[int], exact: bool) -> None:
         if len(shape) != 1 or shape[0] == 0 or (exact and shape[0] != self._vocab_size):

@@ -55,6 +55,11 @@ def depths(parents: Sequence[int]) -> list[int]:
     return result
 
 
+def height(parents: Sequence[int]) -> int:
+    """Tokens on the longest path."""
+    return 1 + max(depths(parents), default=-1)
+
+
 def path_to(parents: Sequence[int], node: int) -> list[int]:
     """The nodes from the root down to `node`; empty for -1."""
     path = []

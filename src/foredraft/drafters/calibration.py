@@ -29,16 +29,21 @@ class Calibration:
 class RunningCost:
     """Seconds of something that repeats. 0 until observed.
 
-    A mean that follows better times quickly and worse ones slowly: one page fault or busy moment must not
-    make a good drafter look dear.
+    The better of the first two, then a mean that follows better times quickly and worse ones slowly: one page fault or
+    busy moment must not make a good drafter look dear.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.is_sure = False  # seen more than once
 
     def observe(self, seconds: float) -> None:
         if self.seconds == 0.0:
             self.seconds = seconds
+            return
+        if not self.is_sure:
+            self.is_sure = True
+            self.seconds = min(self.seconds, seconds)
         elif seconds < self.seconds:
             self.seconds += 0.5 * (seconds - self.seconds)
         else:
@@ -52,10 +57,18 @@ class BatchCost:
         self._costs: dict[int, RunningCost] = {}
 
     def seconds(self, num_sequences: int) -> float:
-        """Of the nearest count observed, the smaller one first: more may turn out to cost more."""
+        """Of the nearest count observed, the smaller one first: more may turn out to cost more, up to one pass each."""
         step = _step(num_sequences)
-        known = min(self._costs, key=lambda other: (other > step, abs(other - step)), default=None)
-        return 0.0 if known is None else self._costs[known].seconds
+        nearest = min(self._costs, key=lambda other: (other > step, abs(other - step)), default=None)
+        if nearest is None:
+            return 0.0
+        seconds = self._costs[nearest].seconds
+        return min(seconds, num_sequences * self._costs[0].seconds) if 0 in self._costs else seconds
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether a pass for one sequence was observed more than once. What was slow once is worth another try."""
+        return 0 in self._costs and self._costs[0].is_sure
 
     def observe(self, num_sequences: int, seconds: float) -> None:
         self._costs.setdefault(_step(num_sequences), RunningCost()).observe(seconds)

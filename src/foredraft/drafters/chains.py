@@ -1,5 +1,11 @@
 """Chains of draft tokens unrolled by a model, many in one pass, whose cache follows the texts by itself.
 
+Beside its tokens a chain may propose second choices. They cost no draft pass, and the target checks a few rows more in
+the same time:
+
+    the ── cat ── sat ── on        drawn, one pass each
+     └ dog  └ ran                  second choices: leaves, nothing is drawn after them
+
 What a chain proposes of what the model draws is its own affair: `drafters/model.py` takes the model's tokens as they
 are, `drafters/cross_vocab.py` those of another tokenizer.
 """
@@ -17,12 +23,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from foredraft.algo import tree
 from foredraft.algo.lengths import worth_growing
 from foredraft.drafters.calibration import BatchCost, Calibration
 from foredraft.errors import NoTokenError, NumericalError
 from foredraft.kvcache.blocks import BlockPool, SlotTable
 from foredraft.models.base import LanguageModel, Rows
-from foredraft.types import Array, Draft, DraftRequest
+from foredraft.types import Array, Draft, DraftRequest, PassPrice
 
 logger = logging.getLogger("foredraft")
 
@@ -38,6 +45,10 @@ TRIAL_CONTEXT = 8
 EDGES = (0.2, 0.4, 0.6, 0.75, 0.85, 0.93, 0.97, 0.99)
 PRIOR_ACCEPTANCE = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 PRIOR_MEAN_ACCEPTANCE = 0.75
+#: The same of second choices, and how many a token may have, with how much of the first one's probability.
+LEAF_EDGES = (0.03, 0.06, 0.12, 0.24)
+PRIOR_LEAF_ACCEPTANCE = (0.02, 0.05, 0.1, 0.18, 0.3)
+MAX_LEAVES, LEAST_ODDS = 2, 0.02
 #: The same for a token that stays right only if what would follow does not belong to it.
 PRIOR_OPEN_ACCEPTANCE = tuple(0.7 * chance for chance in PRIOR_ACCEPTANCE)
 
@@ -53,8 +64,10 @@ class ChainState:
     cached: list[int] = field(default_factory=list)
     num_agreed: int = 0
     has_failed: bool = False  # its logits held a NaN
-    buckets: list[int] = field(default_factory=list)  # of the last draft
+    buckets: list[int] = field(default_factory=list)  # of the last draft's chain
+    leaves: list[Leaf] = field(default_factory=list)  # of the last draft, behind its chain
     by_probability: Calibration = field(default_factory=lambda: Calibration(PRIOR_ACCEPTANCE + PRIOR_OPEN_ACCEPTANCE))
+    by_leaf: Calibration = field(default_factory=lambda: Calibration(PRIOR_LEAF_ACCEPTANCE))
     mean: Calibration = field(default_factory=lambda: Calibration((PRIOR_MEAN_ACCEPTANCE,)))
 
     def follow(self, text: Sequence[int], num_final: int) -> None:
@@ -82,17 +95,33 @@ class ChainState:
         self.table.release()
         self.cached, self.num_agreed = [], 0
 
-    def learn(self, num_proposed: int, num_accepted: int) -> None:
+    def learn(self, num_proposed: int, accepted: Sequence[int]) -> None:
+        """From the accepted nodes of the draft, whose chain had so many tokens."""
+        num_accepted = sum(node < num_proposed for node in accepted)
         for i in range(min(num_accepted + 1, num_proposed)):
             self.by_probability.update(self.buckets[i], i < num_accepted)
             self.mean.update(0, i < num_accepted)
+        for node, leaf in enumerate(self.leaves, num_proposed):
+            if leaf.depth <= num_accepted:  # its parent was accepted
+                self.by_leaf.update(leaf.bucket, node in accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A second choice beside the token of a chain at this depth."""
+
+    depth: int
+    token: int
+    bucket: int
+    confidence: float  # the chance that it is accepted once all before it are
+    gain: float  # the chance that it is accepted
 
 
 class Chain(ABC):
     """A draft that grows by one token of the model a pass.
 
     text: what the sequence says, in the model's ids; drawn: what the model adds to it, in the same; tokens: the draft,
-    in the target's; confidences [len(tokens)].
+    in the target's; confidences [len(tokens)]; second_choices: the leaves that it may have.
     """
 
     def __init__(self, request: DraftRequest, state: ChainState, text: Sequence[int]) -> None:
@@ -102,9 +131,10 @@ class Chain(ABC):
         self.drawn: list[int] = []
         self.tokens: list[int] = []
         self.confidences: list[float] = []
+        self.second_choices: list[Leaf] = []
         self.reach, self.gain = 1.0, 0.0  # the chance that all is accepted; expected accepted tokens
         self.is_over = False  # nothing can follow
-        state.buckets = []
+        state.buckets, state.leaves = [], []
 
     @property
     def probs(self) -> Array | None:
@@ -119,7 +149,15 @@ class Chain(ABC):
         """
 
     def draft(self, source: str) -> Draft:
-        return Draft(self.tokens, probs=self.probs, confidences=self.confidences, source=source)
+        leaves = self.state.leaves
+        if not leaves:
+            return Draft(self.tokens, probs=self.probs, confidences=self.confidences, source=source)
+        return Draft(
+            tokens=[*self.tokens, *(leaf.token for leaf in leaves)],
+            parents=[*tree.chain(len(self.tokens)), *(leaf.depth - 1 for leaf in leaves)],
+            confidences=[*self.confidences, *(leaf.confidence for leaf in leaves)],
+            source=source,
+        )
 
     def missing(self) -> Sequence[int]:
         """What the cache lacks for the next token: the one drawn last, or text (of a prompt all but its end)."""
@@ -128,6 +166,12 @@ class Chain(ABC):
         end = len(self.text) if self.request.num_tokens else len(self.text) - 1
         missing = self.text[len(self.state.cached) : end]
         return missing[-TRIAL_CONTEXT:] if self.request.is_trial else missing
+
+    def offer(self, token: int, probability: float) -> None:
+        """A second choice beside the token that is added next."""
+        bucket = bisect_right(LEAF_EDGES, probability)
+        confidence = self.state.by_leaf.estimate(bucket)
+        self.second_choices.append(Leaf(len(self.tokens), token, bucket, confidence, self.reach * confidence))
 
     def add(self, token: int, probability: float, *, is_open: bool = False) -> None:
         """Propose one more token, which the draft gives this probability. is_open: more may belong to it."""
@@ -174,7 +218,11 @@ class LawChain(Chain):
         probs = None if self._probs is None else self._probs[len(self.tokens)]
         seq = self.request.seq
         mask = seq.grammar.mask(self.tokens) if seq.grammar is not None else None
-        token, probability = seq.sampler.draw(self._ids.row(logits), self.tokens, probs, mask)
+        row = self._ids.row(logits)
+        token, probability = seq.sampler.draw(row, self.tokens, probs, mask)
+        if seq.params.is_greedy and self.request.price is not None:
+            for other, odds in seq.sampler.runners_up(row, self.tokens, MAX_LEAVES, LEAST_ODDS, mask):
+                self.offer(other, odds * probability)
         self.drawn.append(self._ids.own(token))
         self.add(token, probability)
         self.is_over = seq.grammar is not None and seq.grammar.is_complete(self.tokens)
@@ -219,6 +267,7 @@ class ChainModel:
         while active:
             drawn = self._compute(active, busy)
             active = self._growing([c for c in drawn if self._can_grow(c)], chains)
+        self._branch(chains)
 
     def check_integrity(self) -> None:
         """Raises ForedraftError if its cache miscounts a block's owners, or mistakes what it holds."""
@@ -283,18 +332,42 @@ class ChainModel:
         price = priced[0].request.price if priced else None
         if price is None:
             return active
-        draft_s = self.pass_cost.seconds(len(active))
-        num_passes = len(priced[0].drawn)
-        chosen = worth_growing(
-            [c.reach * c.state.mean.estimate(0) for c in priced],
+        gains = [c.reach * c.state.mean.estimate(0) for c in priced]
+        chosen = self._worth(gains, priced, chains, price, self.pass_cost.seconds(len(active)))
+        return [c for c in active if c.request.price is None] + [priced[i] for i in chosen]
+
+    def _branch(self, chains: Sequence[Chain]) -> None:
+        """Give the chains those of their second choices that pay, as far as they were asked for so many tokens."""
+        offers: list[tuple[Chain, Leaf]] = []
+        for c in chains:
+            best = sorted(c.second_choices, key=lambda leaf: -leaf.gain)
+            offers += [(c, leaf) for leaf in best[: max(0, c.request.num_tokens - len(c.tokens))]]
+        price = offers[0][0].request.price if offers else None
+        if price is None:
+            return
+        gains, owners = [leaf.gain for _, leaf in offers], [c for c, _ in offers]
+        for i in self._worth(gains, owners, chains, price, 0.0):
+            owners[i].state.leaves.append(offers[i][1])
+
+    def _worth(
+        self,
+        gains: Sequence[float],
+        owners: Sequence[Chain],
+        chains: Sequence[Chain],
+        price: PassPrice,
+        draft_s: float,
+    ) -> list[int]:
+        """Which tokens of these gains are worth their rows, and one draft pass of so many seconds that draws them."""
+        spent_s = max(len(c.drawn) for c in chains) * self.pass_cost.seconds(len(chains))
+        return worth_growing(
+            gains,
             price.pass_s,
             price.tokens + sum(c.gain for c in chains),
             sum(len(c.tokens) for c in chains),
-            num_passes * draft_s + sum(len(c.tokens) * c.request.row_s for c in chains),
-            [c.request.row_s for c in priced],
+            spent_s + sum(len(c.tokens) * c.request.row_s for c in chains),
+            [c.request.row_s for c in owners],
             draft_s,
         )
-        return [c for c in active if c.request.price is None] + [priced[i] for i in chosen]
 
     def _has_room(self, state: ChainState, num_slots: int, busy: Collection[int]) -> bool:
         """Whether the cache can hold so many slots of a text, if need be without the texts that are not busy."""

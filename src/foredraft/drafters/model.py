@@ -17,7 +17,7 @@ from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
 
 
 class ModelDrafter:
-    """Drafts a chain with its own model and cache, many requests in one pass (`ChainModel`)."""
+    """Drafts a chain, perhaps with second choices, by its own model and cache, many requests in one pass."""
 
     needs = DraftNeeds(least_acceptance=0.25, length=False)
 
@@ -49,7 +49,8 @@ class ModelDrafter:
 
     def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None:
         if draft.source == self.name:
-            self._chains.state(seq.id).learn(len(draft.tokens), len(verdict.accepted))
+            state = self._chains.state(seq.id)
+            state.learn(len(draft.tokens) - len(state.leaves), verdict.accepted)
 
     def end(self, seq: SequenceView) -> None:
         if self._head is not None:

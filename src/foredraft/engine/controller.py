@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from foredraft.algo.lengths import best_length, best_lengths, expected_tokens
+from foredraft.algo.tree import height
 from foredraft.drafters.base import Drafter
 from foredraft.drafters.calibration import BatchCost, Calibration, RunningCost
 from foredraft.engine.costs import PassCosts
@@ -118,9 +119,12 @@ class Controller:
         seqs = [seq for seq in seqs if self._records[seq.id][drafter.name].may_be_asked(len(seq.origins))]
         if not seqs:
             return []
+        draft_s = self._draft_s[drafter.name].seconds(len(seqs))
+        is_trial = all(self._records[seq.id][drafter.name].is_probe_due(len(seq.origins)) for seq in seqs)
+        if is_trial and not self._draft_s[drafter.name].is_sure:
+            seqs, draft_s = seqs[:1], 0.0  # it was timed once, perhaps in a bad moment: let one try
         price = self._pass.price(self._costs, sum(limits[seq.id] for seq in seqs))
         row_s = [self._costs.row_s(len(seq.tokens)) for seq in seqs]
-        draft_s = self._draft_s[drafter.name].seconds(len(seqs))
         is_free = not drafter.needs.length and draft_s < FREE * price.pass_s[0]
         chances = [self._chances(seq, drafter, limits[seq.id], is_free) for seq in seqs]
         lengths = best_lengths(chances, price.pass_s, price.tokens, row_s, draft_s)
@@ -153,23 +157,24 @@ class Controller:
         self._proposers[request.seq.id] = drafter
         records = self._records[request.seq.id]
         chances = draft.confidences or records[drafter.name].acceptance(len(draft.tokens))
+        gain = expected_tokens(chances, draft.parents) - 1
         is_settled = (
             draft.probs is not None
             or request.price is None
             or not any(
-                self._is_better(other, records[other.name], chances, request, request.price, num_unsettled)
+                self._is_better(
+                    other, records[other.name], len(draft.tokens), gain, request, request.price, num_unsettled
+                )
                 for other in later
                 if other.name in records and not records[other.name].is_off
             )
         )
         if is_settled:
-            self._pass = self._pass.with_draft(
-                self._costs, len(draft.tokens), expected_tokens(chances) - 1, request.row_s
-            )
+            self._pass = self._pass.with_draft(self._costs, len(draft.tokens), gain, request.row_s)
         return is_settled
 
     def observe_draft(self, drafter: Drafter, drafts: SequenceOf[Draft], seconds: float) -> None:
-        depth = max((len(d.tokens) for d in drafts), default=0)
+        depth = max(map(_depth, drafts), default=0)
         if depth:
             self._draft_s[drafter.name].observe(len(drafts), seconds / depth)
 
@@ -184,7 +189,7 @@ class Controller:
     def observe_verdict(self, seq: Sequence, draft: Draft, num_accepted: int) -> None:
         drafter = self._proposers.get(seq.id)
         if drafter is not None and draft.tokens:
-            self._records[seq.id][drafter.name].learn(len(draft.tokens), num_accepted, len(seq.origins))
+            self._records[seq.id][drafter.name].learn(_depth(draft), num_accepted, len(seq.origins))
             self._check_acceptance(drafter, num_accepted)
 
     def _may_draft(self, seq: Sequence, drafter: Drafter) -> bool:
@@ -257,14 +262,15 @@ class Controller:
         self,
         drafter: Drafter,
         record: _Record,
-        chances: SequenceOf[float],
+        num_tokens: int,
+        gain: float,
         request: DraftRequest,
         price: PassPrice,
         num_sharing: int,
     ) -> bool:
-        """Whether `drafter`'s best draft promises more than the one at hand, whose tokens have these chances."""
-        k, others = len(chances), price.tokens - 1
-        rate = (others + expected_tokens(chances)) / (price.pass_s[k] + k * request.row_s)
+        """Whether `drafter`'s best draft promises more than the one at hand, of whose tokens `gain` are expected."""
+        others = price.tokens - 1
+        rate = (price.tokens + gain) / (price.pass_s[num_tokens] + num_tokens * request.row_s)
         acceptance = record.acceptance(min(self._longest(request.seq.params), len(price.pass_s) - 1))
         token_s = self._draft_s[drafter.name].seconds(num_sharing) / num_sharing + request.row_s
         k = best_length(acceptance, price.pass_s, token_s, price.tokens)
@@ -284,6 +290,11 @@ class Controller:
                 sum(firsts),
                 len(firsts),
             )
+
+
+def _depth(draft: Draft) -> int:
+    """Tokens of its longest path."""
+    return len(draft.tokens) if draft.parents is None else height(draft.parents)
 
 
 @dataclass(frozen=True, slots=True)
