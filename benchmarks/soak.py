@@ -38,7 +38,7 @@ from benchmarks.soak_requests import BAD_BODIES, FIELDS, TEXT, Case, make_cases,
 
 KEY = "soak"
 #: A small cache, so that answers are preempted, and few seats.
-FLAGS = ["-c", "512", "--kv-cache-tokens", "512", "--max-num-seqs", "8", "--max-num-waiting", "16", "--no-adaptive"]
+FLAGS = ["-c", "512", "--kv-cache-tokens", "512", "--max-num-seqs", "8", "--max-num-waiting", "16"]
 NUM_CLIENTS = 240  # ten times as many as have a seat or a place in the queue
 NUM_CALM = 12
 COUNTS = ["compared", "wrong", "slow", "refused", "left", "killed", "nonsense"]
