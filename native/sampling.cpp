@@ -331,7 +331,7 @@ std::vector<Odds> Sampler::runners_up(LogitRow row, const std::vector<int32_t>& 
     std::vector<Odds> found;
     for (auto id = ids.begin(); id != last; ++id) {
         const double odds = std::exp(double(x[*id]) - x[best]);
-        if (odds >= least_odds) found.push_back({*id, odds});
+        if (odds > 0 && odds >= least_odds) found.push_back({*id, odds});
     }
     return found;
 }

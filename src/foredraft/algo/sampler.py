@@ -193,9 +193,19 @@ class ArraySampler:
     ) -> list[tuple[int, float]]:
         self._check_draw(logits, path, mask)
         scores = self._adjust(self._fit(_to_double(logits)), path, mask)
-        best, *others = filters.top_tokens(scores, 1 + count)
-        odds = ((i, math.exp(float(scores[i]) - float(scores[best]))) for i in others)
-        return [(i, share) for i, share in odds if share >= least_odds]
+        xp = array_namespace(scores)
+        places = xp.arange(scores.shape[0], device=scores.device)
+        token = int(xp.argmax(scores))
+        best = float(scores[token])
+        found: list[tuple[int, float]] = []
+        for _ in range(count):  # far less work than to sort a vocabulary
+            scores = xp.where(places == token, -math.inf, scores)
+            token = int(xp.argmax(scores))
+            odds = math.exp(float(scores[token]) - best)
+            if odds == 0 or odds < least_odds:
+                break
+            found.append((token, odds))
+        return found
 
     def verify(self, logits: Array, draft: Draft, masks: Masks | None = None) -> Verdict:
         tokens = [int(token) for token in draft.tokens]

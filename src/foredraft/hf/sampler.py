@@ -121,7 +121,7 @@ class ProcessorSampler(ArraySampler):
                 self._record.scores.append(TokenScores(raw, self._processed(raw, path)))
         return verdict
 
-    def _process(self, logits: Array, path: Sequence[int], mask: Mask | None) -> Array:
+    def _adjust(self, logits: Array, path: Sequence[int], mask: Mask | None) -> Array:
         if np.isnan(logits).any():
             raise NumericalError("the model produced logits that are not numbers; its weights or input are damaged")
         if mask is not None:
