@@ -12,7 +12,9 @@ from foredraft.algo.tree import (
     check_parents,
     children_of,
     depths,
+    height,
     is_chain,
+    nodes_along,
     path_to,
     tree_mask,
 )
@@ -37,6 +39,17 @@ def test_depths_and_paths():
     assert depths(PARENTS) == [0, 0, 1, 1, 2, 1] == (tree_mask(PARENTS).sum(axis=1) - 1).tolist()
     assert path_to(PARENTS, 4) == [0, 3, 4]
     assert path_to(PARENTS, -1) == []
+
+
+def test_nodes_along_a_path():
+    tokens = [7, 8, 9, 8, 7, 7]  # of PARENTS
+    for node in range(len(tokens)):
+        path = path_to(PARENTS, node)
+        assert nodes_along(tokens, PARENTS, [tokens[i] for i in path]) == path
+    assert nodes_along(tokens, PARENTS, [7, 5]) == [0]
+    assert nodes_along(tokens, PARENTS, []) == nodes_along([], [], [7]) == []
+    assert height(PARENTS) == 3
+    assert height([]) == 0
 
 
 def test_children():

@@ -15,6 +15,7 @@ ROUND = Round(
     proposed=b"abc",
     source="ngram",
     accepted=b"a",
+    rejected=b"bc",
     token=ord("x"),
     draft_s=0.0001,
     pass_s=0.031,
@@ -27,12 +28,12 @@ TIMES = "draft 0.10 ms, pass 31.0 ms of 4 rows, verify 0.20 ms"
     ("round", "line"),
     [
         (ROUND, f"   7  ngram 1/3  accepted 'a'  rejected 'b'·'c'  then 'x'  {TIMES}"),
-        (replace(ROUND, accepted=b"abc"), f"   7  ngram 3/3  accepted 'a'·'b'·'c'  then 'x'  {TIMES}"),
-        (replace(ROUND, accepted=b""), f"   7  ngram 0/3  rejected 'a'·'b'·'c'  then 'x'  {TIMES}"),
-        (replace(ROUND, token=None), f"   7  ngram 1/3  accepted 'a'  {TIMES}"),  # it ended the text
-        (replace(ROUND, proposed=b"", accepted=b""), f"   7  then 'x'  {TIMES.partition(', ')[2]}"),
+        (replace(ROUND, accepted=b"abc", rejected=b""), f"   7  ngram 3/3  accepted 'a'·'b'·'c'  then 'x'  {TIMES}"),
+        (replace(ROUND, accepted=b"", rejected=b"abc"), f"   7  ngram 0/3  rejected 'a'·'b'·'c'  then 'x'  {TIMES}"),
+        (replace(ROUND, rejected=b"", token=None), f"   7  ngram 1/3  accepted 'a'  {TIMES}"),  # it ended the text
+        (replace(ROUND, proposed=b"", accepted=b"", rejected=b""), f"   7  then 'x'  {TIMES.partition(', ')[2]}"),
         (
-            replace(ROUND, proposed=b"", accepted=b"", token=None, num_prompt_rows=512),
+            replace(ROUND, proposed=b"", accepted=b"", rejected=b"", token=None, num_prompt_rows=512),
             f"   7  prompt, 512 tokens  {TIMES.partition(', ')[2]}",
         ),
     ],

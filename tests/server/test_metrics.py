@@ -66,6 +66,7 @@ def make_round(source: str, proposed: int, accepted: int) -> Round:
         proposed=tuple(range(proposed)),
         source=source,
         accepted=tuple(range(accepted)),
+        rejected=tuple(range(accepted, proposed)),
         token=99,
         draft_s=0.0,
         pass_s=0.0,

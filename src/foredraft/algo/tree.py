@@ -69,6 +69,17 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     return path[::-1]
 
 
+def nodes_along(tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]) -> list[int]:
+    """The nodes that say `path`, from the root on, as far as the tree has it. Siblings are different tokens."""
+    children, node, nodes = children_of(parents), -1, []
+    for token in path:
+        node = next((child for child in children[1 + node] if tokens[child] == token), -1)
+        if node < 0:
+            break
+        nodes.append(node)
+    return nodes
+
+
 def best_nodes(values: Sequence[float], parents: Sequence[int], num_nodes: int) -> list[int]:
     """The `num_nodes` nodes of greatest value, ascending (the second phase of EAGLE-2, arXiv 2406.16858).
 

@@ -34,9 +34,8 @@ def describe_round(number: int, round: Round, tokenizer: TokenBytes) -> Text:
     if round.num_prompt_rows:
         line.append(f"prompt, {round.num_prompt_rows} tokens  ")
     if round.proposed:
-        rejected = round.proposed[len(round.accepted) :] if round.token is not None else ()
         line.append(f"{round.source} {len(round.accepted)}/{len(round.proposed)}  ")
-        for label, tokens, style in (("accepted", round.accepted, ACCEPTED), ("rejected", rejected, REJECTED)):
+        for label, tokens, style in (("accepted", round.accepted, ACCEPTED), ("rejected", round.rejected, REJECTED)):
             if tokens:
                 line.append(f"{label} ").append(_quoted(tokenizer, tokens), style).append("  ")
     if round.token is not None:

@@ -19,6 +19,7 @@ class Round:
     proposed: Sequence[int]
     source: str
     accepted: Sequence[int]  # token ids that became text
+    rejected: Sequence[int]  # token ids of `proposed` that did not; none where a draft token ended the text
     token: (
         int | None
     )  # correction or bonus; None while the prompt is not complete, or where a draft token ended the text

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
 
+from foredraft.algo import tree
 from foredraft.algo.masks import cut_draft, masks_along
 from foredraft.drafters.base import Drafter
 from foredraft.engine.controller import Controller
@@ -227,6 +228,9 @@ def _make_round(
     seq = planned.seq
     emitted = seq.tokens[len(seq.tokens) - num_new :]
     num_accepted = sum(origin != TARGET for origin in seq.origins[len(seq.origins) - num_new :])
+    parents = tree.chain(len(draft.tokens)) if draft.parents is None else draft.parents
+    accepted = tree.nodes_along(draft.tokens, parents, emitted[:num_accepted])
+    ends = num_accepted == len(emitted)
     return Round(
         sequence_id=seq.id,
         num_prompt_rows=min(planned.num_rows, max(0, seq.num_prompt_tokens - rows.start)),
@@ -234,7 +238,8 @@ def _make_round(
         proposed=tuple(draft.tokens),
         source=draft.source,
         accepted=tuple(emitted[:num_accepted]),
-        token=emitted[-1] if num_accepted < len(emitted) else None,
+        rejected=() if ends else tuple(t for i, t in enumerate(draft.tokens) if i not in accepted),
+        token=None if ends else emitted[-1],
         draft_s=times[0],
         pass_s=times[1],
         verify_s=times[2],
