@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol
@@ -229,6 +229,11 @@ class SequenceView(Protocol):
     @property
     def num_prompt_tokens(self) -> int: ...
     @property
+    def pictures(self) -> Sequence[Picture]:
+        """Of the prompt."""
+        ...
+
+    @property
     def params(self) -> SamplingParams: ...
     @property
     def prediction(self) -> Sequence[int]:
@@ -249,6 +254,45 @@ class SequenceView(Protocol):
     def grammar(self) -> TokenGrammar | None:
         """What the text has to be, for drafters that draw; others' tokens are cut where they break it."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image in a prompt: the tokens `start .. end - 1` stand for it. An object is one image of one prompt.
+
+    key: of equal ones the model sees the same, so that texts share cached blocks only where keys are equal, too.
+    inputs: what the model reads in their place, as its own backend wrote it; nobody else looks into it.
+    """
+
+    start: int
+    num_tokens: int
+    key: bytes
+    inputs: Any
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class PicturePrompt(Sequence[int]):
+    """Token ids of a prompt, some of which stand for pictures, in the order of the prompt."""
+
+    token_ids: Sequence[int]
+    pictures: Sequence[Picture]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.token_ids[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.token_ids)
+
+
+def pictures_of(prompt: Sequence[int]) -> Sequence[Picture]:
+    return prompt.pictures if isinstance(prompt, PicturePrompt) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
+from tests.models.eyes import TEMPLATE as SEEING_TEMPLATE
+from tests.models.eyes import Eyes
 
 from foredraft.cli.console import Session
 from foredraft.cli.options import EngineOptions
@@ -40,14 +42,20 @@ class TinyLLM(Generator):
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> list[TinyLLM]:
-    """Commands open tiny models; the list gets each as it is opened. The model `templateless` has no chat template."""
+    """Commands open tiny models; the list gets each as it is opened.
+
+    The model `templateless` has no chat template, `seeing` takes images.
+    """
     opened: list[TinyLLM] = []
 
     def open_tiny(options: EngineOptions, session: Session) -> TinyLLM:
         tokenizer = ByteTokenizer()
         if options.model == "templateless":
             monkeypatch.setattr(tokenizer, "chat_template", None)
+        if options.model == "seeing":
+            monkeypatch.setattr(tokenizer, "chat_template", SEEING_TEMPLATE)
         opened.append(TinyLLM(options, tokenizer))
+        opened[-1].images = Eyes() if options.model == "seeing" else None
         return opened[-1]
 
     for command in ("generate", "chat", "demo"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from foredraft.types import SamplingParams, TokenGrammar
+from foredraft.types import Picture, SamplingParams, TokenGrammar
 
 
 @dataclass
@@ -18,3 +18,4 @@ class View:
     sampler: Any = None
     cache_salt: str = ""
     grammar: TokenGrammar | None = None
+    pictures: tuple[Picture, ...] = ()

@@ -15,7 +15,7 @@ from foredraft.engine.step import Engine
 from foredraft.kvcache.blocks import BlockPool, SlotTable
 from tests.algo.mutants import Mutant
 from tests.drafters import test_model
-from tests.engine import test_batching, test_ending, test_lossless
+from tests.engine import test_batching, test_ending, test_lossless, test_pictures
 from tests.engine.build import generator
 from tests.kvcache import test_blocks
 
@@ -60,6 +60,14 @@ MUTANTS = [
         "self._hashes[-1] if self._hashes else _hash_salt(self.cache_salt)",
         "b''",
         test_blocks.test_a_block_is_known_by_all_tokens_before_it,
+    ),
+    Mutant(
+        "prefix of another picture",
+        SlotTable,
+        "hashes",
+        "picture.start < end and picture.end > begin",
+        "False",
+        test_pictures.test_equal_pictures_are_computed_once,
     ),
     Mutant(
         "prefix of another salt",

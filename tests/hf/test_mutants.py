@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from foredraft.hf import batch, columns, sampler
-from foredraft.models.hf import cache, layout, masks
+from foredraft.models.hf import cache, layout, masks, vision
 from foredraft.models.hf.model import HFModel
 from tests.algo.mutants import Mutant
-from tests.hf import test_generate
+from tests.hf import test_generate, test_generate_vision
 from tests.models.hf import test_passes
 
 MUTANTS = [
@@ -94,6 +94,14 @@ MUTANTS = [
         "self._pads_ends and not bool(self._is_unfinished[index])",
         "False",
         partial(test_generate.test_stopping_criteria_see_the_batch_token_by_token, 2),
+    ),
+    Mutant(
+        "texts behind an image stand at their slots",
+        vision,
+        "spread_positions",
+        "logical[behind] + shift",
+        "logical[behind]",
+        partial(test_generate_vision.test_greedy_ids_are_generates, "qwen2_vl", "two", "ngram"),
     ),
 ]
 

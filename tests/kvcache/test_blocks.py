@@ -5,6 +5,7 @@ import pytest
 from foredraft.errors import ForedraftError
 from foredraft.kvcache.blocks import BlockPool, SlotTable
 from foredraft.models.base import BLOCK_SIZE
+from foredraft.types import Picture
 
 TEXT = list(range(5 * BLOCK_SIZE))
 
@@ -164,3 +165,28 @@ def test_integrity_sees_lost_surplus_and_mistaken_blocks() -> None:
     table.blocks = table.blocks[::-1]
     with pytest.raises(ForedraftError, match="mistakes"):
         pool.check_integrity([table])
+
+
+def test_blocks_with_pictures_are_shared_by_texts_with_the_same_pictures() -> None:
+    def table_of(pool: BlockPool, *pictures: Picture) -> SlotTable:
+        return SlotTable(pool, "", pictures)
+
+    def picture(key: bytes, start: int = BLOCK_SIZE + 3, num_tokens: int = BLOCK_SIZE) -> Picture:
+        return Picture(start, num_tokens, key, None)
+
+    pool = BlockPool(16)
+    first = table_of(pool, picture(b"a"))
+    first.reserve(len(TEXT))
+    first.publish(TEXT, len(TEXT) - 1)
+    for pictures, num_blocks in [
+        ([picture(b"a")], 4),
+        ([picture(b"b")], 1),
+        ([], 1),
+        ([picture(b"a", num_tokens=BLOCK_SIZE - 1)], 1),
+        ([picture(b"a", start=BLOCK_SIZE + 4)], 1),
+        ([picture(b"a"), picture(b"b", start=3 * BLOCK_SIZE)], 3),
+        ([picture(b"a", start=0)], 0),
+    ]:
+        other = table_of(pool, *pictures)
+        assert other.share(TEXT) == num_blocks * BLOCK_SIZE
+        other.release()

@@ -35,7 +35,7 @@ class Engine(Protocol):
 def measure(
     engines: Sequence[Engine],
     prompts: Sequence[Prompt],
-    encode: Callable[[Messages], list[int]],
+    encode: Callable[[Messages], Sequence[int]],
     *,
     max_tokens: int,
     num_repeats: int,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from foredraft.cli.console import STANDARD_STREAM, Session, hold_log, note, read_text, write_answer, write_json
+from foredraft.cli.images import blaming_files, image_option, user_message
 from foredraft.cli.options import EngineOptions, debug_option, engine_options, json_option, open_llm, sampling_options
 from foredraft.cli.words import TokenBytes, summarise
 from foredraft.errors import ForedraftError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "-f", "--file", metavar="FILE", help="The same, from a file (- is standard input) without its last newline."
 )
+@image_option
 @click.option("--raw", is_flag=True, help="Continue the text as it is: no chat template.")
 @click.option("--prediction", metavar="FILE", help="Text that the answer will resemble; drafts are taken from it.")
 @sampling_options
@@ -43,6 +45,7 @@ def command(
     params: SamplingParams,
     prompt: str | None,
     file: str | None,
+    images: Sequence[str],
     raw: bool,
     prediction: str | None,
     logprobs: int | None,
@@ -52,6 +55,8 @@ def command(
     """Answer one prompt. The answer goes to stdout, everything else to stderr."""
     if logprobs is not None and json_target is None:
         raise click.UsageError("--logprobs are written by --json; give both")
+    if raw and images:
+        raise click.UsageError("--image goes through the chat template: leave --raw out")
     text = _prompt(prompt, file)
     params = replace(params, logprobs=logprobs)
     if prediction is not None:
@@ -60,7 +65,7 @@ def command(
     if llm.tokenizer.chat_template is None and not raw:
         note(f"{options.model} has no chat template: it continues the text as it is, as with --raw")
     logging.getLogger("foredraft").setLevel(logging.INFO)  # says when a drafter does not pay, and why
-    chunks = _stream(llm, text, params, raw=raw, trace_rounds=trace_rounds)
+    chunks = _stream(llm, text, images, params, raw=raw, trace_rounds=trace_rounds)
     with hold_log():
         completion = _print_answer(chunks, quiet=json_target == STANDARD_STREAM, at_once=trace_rounds)
     if json_target is not None:
@@ -97,14 +102,18 @@ def _prompt(prompt: str | None, file: str | None) -> str:
     return text
 
 
-def _stream(llm: LLM, text: str, params: SamplingParams, *, raw: bool, trace_rounds: bool) -> Iterator[Chunk]:
+def _stream(
+    llm: LLM, text: str, images: Sequence[str], params: SamplingParams, *, raw: bool, trace_rounds: bool
+) -> Iterator[Chunk]:
     if trace_rounds:
         from foredraft.cli.rounds import RoundPrinter
 
         llm.on_round(RoundPrinter(llm.tokenizer))
-    if raw or llm.tokenizer.chat_template is None:
+    if raw or (llm.tokenizer.chat_template is None and not images):
         return llm.stream(text, params)
-    return llm.stream_chat([{"role": "user", "content": text}], params)
+    messages = [user_message(text, images)]
+    with blaming_files(messages):
+        return llm.stream_chat(messages, params)
 
 
 def _print_answer(chunks: Iterator[Chunk], *, quiet: bool, at_once: bool) -> Completion:

@@ -37,3 +37,15 @@ class Drafter(Protocol):
         ...
 
     def end(self, seq: SequenceView) -> None: ...
+
+
+def text_of(seq: SequenceView) -> Sequence[int]:
+    """Its tokens without those that stand for pictures: what a drafter reads that cannot see."""
+    if not seq.pictures:
+        return seq.tokens
+    text: list[int] = []
+    begin = 0
+    for picture in seq.pictures:
+        text += seq.tokens[begin : picture.start]
+        begin = picture.end
+    return [*text, *seq.tokens[begin:]]

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from foredraft.algo import tree
 from foredraft.algo.lengths import worth_growing
 from foredraft.drafters.calibration import BatchCost, Calibration
-from foredraft.errors import NoTokenError, NumericalError
+from foredraft.errors import ForedraftError, NoTokenError, NumericalError
 from foredraft.kvcache.blocks import BlockPool, SlotTable
 from foredraft.models.base import LanguageModel, Rows
-from foredraft.types import Array, Draft, DraftRequest, PassPrice
+from foredraft.types import Array, Draft, DraftRequest, PassPrice, Picture
 
 logger = logging.getLogger("foredraft")
 
@@ -61,6 +61,7 @@ class ChainState:
     """
 
     table: SlotTable
+    pictures: Sequence[Picture] = ()  # of the text, if the model sees them
     cached: list[int] = field(default_factory=list)
     num_agreed: int = 0
     has_failed: bool = False  # its logits held a NaN
@@ -173,6 +174,11 @@ class Chain(ABC):
         confidence = self.state.by_leaf.estimate(bucket)
         self.second_choices.append(Leaf(len(self.tokens), token, bucket, confidence, self.reach * confidence))
 
+    def seen_from(self, start: int) -> Sequence[Picture]:
+        """The pictures, for a pass from slot `start` on. A trial that leaves a part of them out sees none."""
+        is_rough = self.request.is_trial and any(picture.end > start for picture in self.state.pictures)
+        return () if is_rough else self.state.pictures
+
     def add(self, token: int, probability: float, *, is_open: bool = False) -> None:
         """Propose one more token, which the draft gives this probability. is_open: more may belong to it."""
         bucket = bisect_right(EDGES, probability)
@@ -247,8 +253,8 @@ class ChainModel:
         self._states: dict[int, ChainState] = {}
         self._warm_up()
 
-    def begin(self, sequence_id: int, cache_salt: str) -> None:
-        self._states[sequence_id] = ChainState(SlotTable(self._pool, cache_salt))
+    def begin(self, sequence_id: int, cache_salt: str, pictures: Sequence[Picture] = ()) -> None:
+        self._states[sequence_id] = ChainState(SlotTable(self._pool, cache_salt, pictures), pictures)
 
     def state(self, sequence_id: int) -> ChainState:
         return self._states[sequence_id]
@@ -287,12 +293,13 @@ class ChainModel:
             missing = chain.missing()
             tokens = missing[:budget]
             end = len(chain.state.cached) + len(tokens)
-            if not tokens or not self._has_room(chain.state, end, busy):
+            if not tokens or not self._has_room(chain.state, end, busy) or not self._sees(chain, end):
                 continue
             budget -= len(tokens)
             known = [t if t < self.model.vocab_size else 0 for t in tokens]  # padding of a wider target: any id
             num_logits = int(chain.request.num_tokens > 0 and len(tokens) == len(missing))
-            rows = Rows(chain.state.table.reserve(end), len(chain.state.cached), known, num_logits=num_logits)
+            table, start = chain.state.table.reserve(end), len(chain.state.cached)
+            rows = Rows(table, start, known, num_logits=num_logits, pictures=chain.seen_from(start))
             batch.append((chain, tokens, rows))
         if not batch:
             return []
@@ -317,6 +324,17 @@ class ChainModel:
         except NumericalError as error:
             chain.state.has_failed = True
             logger.warning("%s drafts no more for this request: %s", self.model.name, error)
+
+    def _sees(self, chain: Chain, end: int) -> bool:
+        """Whether the model has read the pictures of a text up to slot `end`."""
+        try:
+            for picture in chain.state.pictures:
+                if picture.start < end:
+                    self.model.see(picture)
+        except ForedraftError as error:
+            chain.state.has_failed = True
+            logger.warning("%s drafts no more for this request: %s", self.model.name, error)
+        return not chain.state.has_failed
 
     def _can_grow(self, chain: Chain) -> bool:
         return (

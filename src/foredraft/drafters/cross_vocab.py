@@ -25,7 +25,7 @@ from foredraft.algo.alignment import (
     whole_characters,
 )
 from foredraft.algo.sampler import Sampler, make_sampler
-from foredraft.drafters.base import DraftNeeds
+from foredraft.drafters.base import DraftNeeds, text_of
 from foredraft.drafters.chains import Chain, ChainModel, ChainState, LawChain
 from foredraft.drafters.transcript import LOOK_BEHIND, Transcript
 from foredraft.models.base import LanguageModel, TextTokenizer
@@ -106,7 +106,7 @@ class CrossVocabDrafter:
     def _chain(self, request: DraftRequest) -> Chain:
         seq = request.seq
         state, transcript = self._chains.state(seq.id), self._transcripts[seq.id]
-        state.num_agreed = min(state.num_agreed, transcript.follow(seq.tokens))
+        state.num_agreed = min(state.num_agreed, transcript.follow(text_of(seq)))
         state.follow(transcript.ids, transcript.num_settled)
         if seq.id not in self._uses_law:
             self._uses_law[seq.id] = self._prefers_law(seq.params, transcript.ids)

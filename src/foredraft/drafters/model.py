@@ -10,14 +10,17 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from foredraft.drafters.base import DraftNeeds
+from foredraft.drafters.base import DraftNeeds, text_of
 from foredraft.drafters.chains import ChainModel, LawChain
 from foredraft.models.base import LanguageModel
 from foredraft.types import Array, Draft, DraftRequest, SequenceView, Verdict
 
 
 class ModelDrafter:
-    """Drafts a chain, perhaps with second choices, by its own model and cache, many requests in one pass."""
+    """Drafts a chain, perhaps with second choices, by its own model and cache, many requests in one pass.
+
+    sees: the model reads the pictures of a prompt as the target's processor made them; else it reads the text only.
+    """
 
     needs = DraftNeeds(least_acceptance=0.25, length=False)
 
@@ -29,17 +32,19 @@ class ModelDrafter:
         *,
         head_size: int | None = None,
         enable_prefix_caching: bool = True,
+        sees: bool = False,
     ) -> None:
         self.name = name
+        self.sees = sees
         self._ids = _SameIds(min(target_vocab_size, model.vocab_size))
         self._head = _Head(model, head_size) if head_size is not None else None
         self._chains = ChainModel(model, enable_prefix_caching=enable_prefix_caching)
 
     def begin(self, seq: SequenceView) -> None:
-        self._chains.begin(seq.id, seq.cache_salt)
+        self._chains.begin(seq.id, seq.cache_salt, seq.pictures if self.sees else ())
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        chains = [LawChain(r, self._chains.state(r.seq.id), r.seq.tokens, self._ids) for r in requests]
+        chains = [LawChain(r, self._chains.state(r.seq.id), self._read(r.seq), self._ids) for r in requests]
         for chain in chains:
             chain.state.follow(chain.text, len(chain.text))
         if self._head is not None:
@@ -55,11 +60,15 @@ class ModelDrafter:
     def end(self, seq: SequenceView) -> None:
         if self._head is not None:
             self._head.forget(seq.id)
-        self._chains.end(seq.id, seq.tokens, len(seq.tokens))
+        text = self._read(seq)
+        self._chains.end(seq.id, text, len(text))
 
     def check_integrity(self) -> None:
         """Raises ForedraftError if its cache miscounts a block's owners, or mistakes what it holds."""
         self._chains.check_integrity()
+
+    def _read(self, seq: SequenceView) -> Sequence[int]:
+        return seq.tokens if self.sees else text_of(seq)
 
 
 class _SameIds:

@@ -33,6 +33,7 @@ class DraftContext:
     cross_vocab: CrossVocab | Literal["off"] = "auto"  # how a draft model of another tokenizer drafts
     enable_prefix_caching: bool = True
     native: bool = True  # the C++ core is there
+    sees_alike: Callable[[str, LanguageModel, TextTokenizer], bool] = lambda name, draft, tokenizer: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ def _make_model(name: str, context: DraftContext) -> Drafter:
         context.target.vocab_size,
         head_size=head_size,
         enable_prefix_caching=context.enable_prefix_caching,
+        sees=context.sees_alike(name, model, tokenizer),
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from foredraft.engine.generator import Generator, PreparedRequest
 from foredraft.engine.stats import EngineSnapshot
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger("foredraft")
+
+_T = TypeVar("_T")
 
 EngineState = Literal["loading", "ready", "draining", "stopped", "failed"]
 
@@ -161,6 +163,10 @@ class AsyncEngine:
             raise
         return stream
 
+    async def run_beside(self, work: Callable[[], _T]) -> _T:
+        """The result of `work`, which takes long or much memory: few run at once, and neither loop nor engine waits."""
+        return await self._loop.run_in_executor(self._preparing, work)
+
     async def drain(self) -> None:
         """Take no more requests, and wait for the end of those that run."""
         if self.state in ("loading", "ready"):
@@ -194,7 +200,7 @@ class AsyncEngine:
             return generator.prepare(prompts, params)
 
         takes_long = params.structured_outputs or params.prediction or sum(map(len, prompts)) > FEW_TOKENS
-        return await self._loop.run_in_executor(self._preparing, prepare) if takes_long else prepare()
+        return await self.run_beside(prepare) if takes_long else prepare()
 
     def _refuse_unless_room(self, num_choices: int) -> None:
         """Room is in the batch and in the queue together: what may run at once does not count as waiting."""

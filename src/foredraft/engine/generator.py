@@ -24,9 +24,19 @@ from foredraft.engine.stats import EngineSnapshot, Round
 from foredraft.engine.step import Engine, Step
 from foredraft.errors import ParameterError, PromptTooLongError
 from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
-from foredraft.models.base import BLOCK_SIZE, LanguageModel, TextTokenizer
+from foredraft.models.base import BLOCK_SIZE, ImageReader, LanguageModel, TextTokenizer
 from foredraft.models.chat_template import encode_chat
-from foredraft.types import MAX_DRAFT, Chunk, Completion, SamplingParams, Usage, check_choice, check_whole
+from foredraft.types import (
+    MAX_DRAFT,
+    Chunk,
+    Completion,
+    PicturePrompt,
+    SamplingParams,
+    Usage,
+    check_choice,
+    check_whole,
+    pictures_of,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -68,6 +78,7 @@ class Generator:
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
         native: bool = True,
+        images: ImageReader | None = None,
         load_s: float = 0.0,
     ) -> None:
         max_draft = DEFAULT_MAX_DRAFT if num_speculative_tokens is None else num_speculative_tokens
@@ -77,6 +88,7 @@ class Generator:
         check_choice("rejection_sample_method", rejection_sample_method, get_args(RejectionMethod))
         self.model = model
         self.tokenizer = tokenizer
+        self.images = images  # None: the model reads text only
         self.max_num_seqs = max_num_seqs
         self._grammars = GrammarCompiler(tokenizer, model.vocab_size)
         self._method: RejectionMethod = rejection_sample_method
@@ -114,7 +126,12 @@ class Generator:
         *,
         tools: SequenceOf[Mapping[str, Any]] | None = None,
     ) -> list[Completion]:
-        """Answer a chat, through the model's own template. tools: what the model may call, as OpenAI writes them."""
+        """Answer a chat, through the model's own template. tools: what the model may call, as OpenAI writes them.
+
+        To a model that sees, a content may be a list of parts: {"type": "text", "text": …}, and images as OpenAI writes
+        them, {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}, or {"type": "image", "image": …}
+        with a path or an image of Pillow. Remote images are not fetched.
+        """
         return self.generate(self.render_chat(messages, tools=tools), params)
 
     def stream_chat(
@@ -129,9 +146,11 @@ class Generator:
 
     def render_chat(
         self, messages: SequenceOf[Message], *, tools: SequenceOf[Mapping[str, Any]] | None = None
-    ) -> list[int]:
+    ) -> SequenceOf[int]:
         """Token ids of a chat, ready for the answer. Raises ParameterError, ChatTemplateError, PromptTooLongError."""
-        return encode_chat(self.tokenizer, messages, tools=tools, check=self.refuse_overlong)
+        return encode_chat(
+            self.tokenizer, messages, tools=tools, check=self.refuse_overlong, images=self.images, files=True
+        )
 
     def submit(
         self, prompt_ids: SequenceOf[int], params: SamplingParams | None = None, *, cache_salt: str = ""
@@ -278,7 +297,7 @@ class Generator:
                 detokenizer=Detokenizer(self.tokenizer, params.stop),
                 stop_ids=stop_ids,
                 prediction=request.prediction,
-                table=SlotTable(self.engine.pool, cache_salt),
+                table=SlotTable(self.engine.pool, cache_salt, pictures_of(prompt)),
                 grammar=grammar.fork() if grammar is not None else None,
             )
             for index in range(params.n)
@@ -366,16 +385,17 @@ def _checked_params(params: SamplingParams | None) -> SamplingParams:
 
 def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
     """Every prompt by itself. Arrays stand for lists; integers of other libraries for Python's."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | PicturePrompt):
         return [prompts]
     items = _as_items(prompts)
     if all(isinstance(item, Integral) for item in items):
         return [[int(item) for item in items]]
-    many: list[Prompt] = [item if isinstance(item, str) else _as_items(item) for item in items]
+    many: list[Prompt] = [item if isinstance(item, str | PicturePrompt) else _as_items(item) for item in items]
     for prompt in many:
         if not isinstance(prompt, str) and not all(isinstance(item, Integral) for item in prompt):
             raise ParameterError("prompt", "has something other than whole numbers among its token ids")
-    return [prompt if isinstance(prompt, str) else [int(token) for token in prompt] for prompt in many]
+    as_they_are = str | PicturePrompt
+    return [prompt if isinstance(prompt, as_they_are) else [int(token) for token in prompt] for prompt in many]
 
 
 def _as_items(value: Any) -> list[Any]:

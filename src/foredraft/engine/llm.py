@@ -12,7 +12,7 @@ from foredraft.drafters.registry import DraftContext, make_drafters
 from foredraft.engine.generator import DEFAULT_MAX_DRAFT, Generator
 from foredraft.engine.loader import Backend, Dtype, LoadOptions, LoadProgress, ModelLoader
 from foredraft.errors import ModelFileError, ParameterError
-from foredraft.models.base import LanguageModel
+from foredraft.models.base import LanguageModel, TextTokenizer
 from foredraft.models.load import KVCacheDtype, Quantize
 from foredraft.types import check_choice, check_whole
 
@@ -116,6 +116,11 @@ class LLM(Generator):
             raise ModelFileError(
                 f"{name}: {tokenizer.vocab_size} tokens, and an embedding of {target.vocab_size}; the file is damaged"
             )
+        images = loader.load_images(name, target, tokenizer)
+
+        def sees_alike(name: str, draft: LanguageModel, tokenizer: TextTokenizer) -> bool:
+            return images is not None and loader.see_alike(images, loader.load_images(name, draft, tokenizer))
+
         head_size = AUTO_DRAFT_VOCAB if draft_vocab == "auto" else None if draft_vocab == "full" else draft_vocab
         context = DraftContext(
             target,
@@ -128,6 +133,7 @@ class LLM(Generator):
             cross_vocab,
             enable_prefix_caching,
             loader.has_core,
+            sees_alike,
         )
         drafters = make_drafters(drafter, context)
         self.memory_plans = loader.memory_plans
@@ -142,5 +148,6 @@ class LLM(Generator):
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
             native=loader.has_core,
+            images=images,
             load_s=perf_counter() - began,
         )

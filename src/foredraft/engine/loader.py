@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from foredraft.errors import NativeCoreError, ParameterError
-from foredraft.models.base import LanguageModel, TextTokenizer
+from foredraft.models.base import ImageReader, LanguageModel, TextTokenizer
 from foredraft.models.gguf import load_core, read_gguf
 from foredraft.models.hf.extra import require_hf
 from foredraft.models.hub import is_hub_id, resolve
@@ -92,6 +92,25 @@ class ModelLoader:
         from foredraft.models.hf.load import read_hf_tokenizer
 
         return read_hf_tokenizer(os.path.expanduser(name), self._hf_options)
+
+    def load_images(self, name: str, model: LanguageModel, tokenizer: TextTokenizer) -> ImageReader | None:
+        """How a model, loaded by this name, reads images; None: it reads text only."""
+        if self.backend_of(name) == "native":
+            return None
+        from foredraft.models.hf.load import load_hf_images
+        from foredraft.models.hf.model import HFModel
+
+        if not isinstance(model, HFModel):
+            raise TypeError(f"{name} is of another backend")
+        return load_hf_images(os.path.expanduser(name), self._hf_options, model, tokenizer)
+
+    def see_alike(self, images: ImageReader | None, others: ImageReader | None) -> bool:
+        """Whether two models read the same of an image; see `read_alike`."""
+        if images is None or others is None or images.refusal is not None or others.refusal is not None:
+            return False
+        from foredraft.models.hf.processor import read_alike
+
+        return read_alike(images, others)
 
     @property
     def has_core(self) -> bool:

@@ -12,7 +12,7 @@ from foredraft.engine.stats import RequestStats
 from foredraft.errors import ForedraftError
 from foredraft.kvcache.blocks import SlotTable
 from foredraft.models.base import Rows
-from foredraft.types import TARGET, Draft, FinishReason, SamplingParams, TokenLogprob, Verdict
+from foredraft.types import TARGET, Draft, FinishReason, SamplingParams, TokenLogprob, Verdict, pictures_of
 
 
 class Sequence:
@@ -46,6 +46,7 @@ class Sequence:
         self.index = index
         self.params = params
         self.tokens = list(prompt)
+        self.pictures = pictures_of(prompt)
         self.num_prompt_tokens = len(self.tokens)
         self.max_len = max_len  # prompt and output together
         self.sampler = sampler
@@ -93,6 +94,7 @@ class Sequence:
             tokens=[*known, *draft.tokens],
             parents=parents,
             num_logits=1 + len(draft.tokens) if reaches_end else 0,
+            pictures=self.pictures,
         )
 
     def commit(self, draft: Draft, verdict: Verdict) -> int:

@@ -79,9 +79,10 @@ class Engine:
 
     def _step(self) -> list[Step]:
         planned, new = self.scheduler.plan()
-        self._begin(new)
+        planned, failed = self._look(planned)
+        self._begin([seq for seq in new if seq.error is None])
         if not planned:
-            return []
+            return failed
         began = perf_counter()
         self._follow(planned)
         drafts = self._propose(planned)
@@ -92,7 +93,7 @@ class Engine:
         num_rows = sum(len(r.tokens) for r in rows)
         self.controller.observe_pass(rows, passed - drafted)
 
-        steps = []
+        steps = failed
         for p, r, own_logits, own_hidden in zip(planned, rows, *self._split(rows, logits), strict=True):
             draft, num_new = drafts.get(p.seq.id, NO_DRAFT), 0
             if p.completes:
@@ -105,6 +106,23 @@ class Engine:
             if p.seq.finish_reason is not None:
                 self._remove(p.seq)
         return steps
+
+    def _look(self, planned: SequenceOf[Planned]) -> tuple[list[Planned], list[Step]]:
+        """Have the model see what the pass needs. Sequences whose pictures it cannot read end with the error."""
+        going, failed = [], []
+        for p in planned:
+            end = p.seq.num_computed + p.num_rows
+            try:
+                for picture in p.seq.pictures:
+                    if picture.start < end:
+                        self.model.see(picture)
+            except ForedraftError as error:
+                p.seq.error, p.seq.finish_reason = error, "abort"
+                failed.append(Step(p.seq, 0, _empty_round(p.seq)))
+                self._remove(p.seq)
+            else:
+                going.append(p)
+        return going, failed
 
     def _remove(self, seq: Sequence) -> None:
         """Take an ended sequence out, if it is in; all it held is given back."""
@@ -215,6 +233,23 @@ def _legal_part(draft: Draft, grammar: TokenGrammar | None) -> Draft:
         return cut_draft(draft, grammar)
     except GrammarError:
         return NO_DRAFT  # verification meets the same end, and tells
+
+
+def _empty_round(seq: Sequence) -> Round:
+    """Of a sequence that took no part in the pass."""
+    return Round(
+        sequence_id=seq.id,
+        num_prompt_rows=0,
+        num_batch_rows=0,
+        proposed=(),
+        source="",
+        accepted=(),
+        rejected=(),
+        token=None,
+        draft_s=0.0,
+        pass_s=0.0,
+        verify_s=0.0,
+    )
 
 
 def _make_round(

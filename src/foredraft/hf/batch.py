@@ -19,18 +19,17 @@ from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.sequence import Sequence as EngineSequence
 from foredraft.engine.step import Engine
 from foredraft.errors import ParameterError, UnsupportedModelError
+from foredraft.hf.pictures import find_pictures, inputs_beside, seen_by_both
 from foredraft.hf.sampler import Process, ProcessorSampler, Record, make_process
 from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
 from foredraft.models.base import Rows
 from foredraft.models.hf.model import HFModel
-from foredraft.types import MAX_DRAFT, SamplingParams
+from foredraft.types import MAX_DRAFT, Picture, PicturePrompt, SamplingParams, pictures_of
 
 #: Rows of prompts in one pass.
 MAX_NUM_BATCHED_TOKENS = 512
 #: What passes over the row counts of `PassCosts` cost before any was seen, as multiples of the pass over one row.
 PRIOR_COSTS = (1.0, 1.3, 1.7, 2.5, 4.5, 9.0)
-#: Arguments for the model that say how it is run, not what it reads.
-_HOW_TO_RUN = frozenset({"use_cache", "logits_to_keep", "cache", "past_key_values", "attention_mask", "position_ids"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class Batch:
                     detokenizer=_NoText(),
                     stop_ids=self.stop_ids,
                     prediction=(),
-                    table=SlotTable(pool),
+                    table=SlotTable(pool, pictures=pictures_of(prompt)),
                 )
             )
         return seqs
@@ -113,9 +112,14 @@ def make_batch(
     stopping_criteria: StoppingCriteriaList,
     generation_config: Any,
     model_kwargs: Mapping[str, Any],
+    assistant_pictures: Sequence[Sequence[Picture]] | None = None,
 ) -> Batch:
-    """Raises UnsupportedModelError for what speculation cannot follow, ParameterError for rows without a prompt."""
+    """assistant_pictures: of every prompt, if the assistant sees.
+
+    Raises UnsupportedModelError for what speculation cannot follow, ParameterError for rows without a prompt.
+    """
     _refuse_others(generation_config, model_kwargs)
+    inputs_beside(model, model_kwargs)
     num_rows, padded = input_ids.shape
     if num_rows == 0:
         raise ParameterError("input_ids", "has no rows: give at least one prompt")
@@ -127,9 +131,14 @@ def make_batch(
         generation_config.output_scores or generation_config.output_logits
     )
     ends = [criterion.eos_token_id for criterion in stopping_criteria if hasattr(criterion, "eos_token_id")]
+    prompts: list[Sequence[int]] = [row[pads:].tolist() for row, pads in zip(input_ids, num_pads, strict=True)]
+    pictures = find_pictures(model, input_ids, model_kwargs, "the model")
+    if assistant_pictures is not None:
+        pictures = _seen_by_both(pictures, assistant_pictures)
+    prompts = [PicturePrompt(prompt, own) if own else prompt for prompt, own in zip(prompts, pictures, strict=True)]
     return Batch(
         input_ids=input_ids,
-        prompts=[row[pads:].tolist() for row, pads in zip(input_ids, num_pads, strict=True)],
+        prompts=prompts,
         max_lengths=[generation_config.max_length - pads for pads in num_pads],
         processes=[make_process(processors, index, num_rows, input_ids.device) for index in range(num_rows)],
         records=[Record() for _ in range(num_rows)] if wants_scores else None,
@@ -147,13 +156,21 @@ def _refuse_others(config: Any, model_kwargs: Mapping[str, Any]) -> None:
             "attentions and hidden states of drafted passes are not those of single tokens: leave output_attentions "
             "and output_hidden_states out, or use model.generate"
         )
-    others = sorted(key for key, value in model_kwargs.items() if key not in _HOW_TO_RUN and value is not None)
-    if others:
-        raise UnsupportedModelError(f"{', '.join(others)} cannot be given here: only input_ids and attention_mask can")
     for name in ("cache", "past_key_values"):
         cache = model_kwargs.get(name)
         if cache is not None and cache.get_seq_length():
             raise UnsupportedModelError(f"{name} holds a text already: give the whole text as input_ids instead")
+
+
+def _seen_by_both(pictures: Sequence[Sequence[Picture]], others: Sequence[Sequence[Picture]]) -> list[list[Picture]]:
+    """Each prompt's, which may stand for several rows. Raises ParameterError."""
+    num_rows = len(pictures) // len(others)
+    both = [seen_by_both(own, others[row // num_rows]) for row, own in enumerate(pictures)]
+    if None in both:
+        raise ParameterError(
+            "assistant_model", "reads these images in other places than the model: choose one of the same processor"
+        )
+    return [own or [] for own in both]
 
 
 def _check_padding(mask: torch.Tensor, position_ids: torch.Tensor | None) -> None:
@@ -165,6 +182,8 @@ def _check_padding(mask: torch.Tensor, position_ids: torch.Tensor | None) -> Non
             "attention_mask", "has padding right of a token: pad on the left (tokenizer.padding_side = 'left')"
         )
     if position_ids is not None:
+        if position_ids.dim() == 3 and position_ids.shape[0] == 4:  # the text's, then three of images
+            position_ids = position_ids[0]
         expected = mask.long().cumsum(dim=1) - 1
         if bool(((position_ids.to(mask.device) != expected) & (mask != 0)).any()):
             raise UnsupportedModelError("position_ids of your own cannot be followed: leave them out")

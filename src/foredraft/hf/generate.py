@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,14 +18,16 @@ from foredraft.drafters.cross_vocab import CrossVocabDrafter
 from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.drafters.pair import compare_tokenizers
-from foredraft.errors import ParameterError, TokenizerMismatchError
+from foredraft.errors import ParameterError, TokenizerMismatchError, UnsupportedModelError
 from foredraft.hf.batch import Batch, make_batch
 from foredraft.hf.columns import Columns
+from foredraft.hf.pictures import model_inputs, read_prompts, reads_more
 from foredraft.models.hf.checks import check_kind
 from foredraft.models.hf.model import HFModel
-from foredraft.models.hf.probe import probe_once
+from foredraft.models.hf.probe import PictureAnswer, probe_once, probe_pictures_once
 from foredraft.models.hf.tokenizer import HFTokenizer
-from foredraft.types import MAX_DRAFT
+from foredraft.models.hf.vision import can_see
+from foredraft.types import MAX_DRAFT, Picture, PicturePrompt
 
 #: Largest draft unless the caller says otherwise.
 DEFAULT_MAX_DRAFT = 16
@@ -87,6 +91,7 @@ def generate(
         fixed_rows=fixed_rows,
     )
     streamer = kwargs.get("streamer")
+    pictures = _look(model, assistant_model, inputs, kwargs)
     kwargs = _with_stop_strings(model, tokenizer, kwargs)
 
     def decode(
@@ -97,12 +102,58 @@ def generate(
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        batch = make_batch(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        batch = make_batch(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, pictures
+        )
         columns = Columns(batch, streamer)
         _run(model, batch, columns, speculation)
         return _output(columns, generation_config)
 
     return model.generate(inputs, custom_generate=decode, **kwargs)
+
+
+def _look(model: Any, assistant_model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> list[list[Picture]] | None:
+    """Before an image is first read: whether the model's passes over images are its own, and what the assistant sees.
+
+    Returns the assistant's pictures of each prompt; None if it reads texts only.
+    """
+    own = model_inputs(model, kwargs)
+    if not can_see(model) or not reads_more(own):
+        return None
+    probe_pictures_once(model, partial(_answer_to_image, model, inputs, own), name="the model")
+    if assistant_model is None or not can_see(assistant_model):
+        return None
+    try:
+        return read_prompts(assistant_model, inputs, model_inputs(assistant_model, kwargs), "assistant_model")
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ParameterError(
+            "assistant_model", f"cannot read these images: {reason}; choose one of the same processor"
+        ) from None
+
+
+def _answer_to_image(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> PictureAnswer | None:
+    """What `generate` itself says to the first prompt with an image."""
+    pictures = read_prompts(model, inputs, arguments, "the model")
+    row = next((row for row, own in enumerate(pictures) if own), None)
+    if row is None:
+        return None
+    own = model.generate(
+        inputs,
+        **arguments,
+        do_sample=False,
+        min_new_tokens=3,
+        max_new_tokens=3,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    text, answer = own.sequences[row, :-3], own.sequences[row, -3:-1].tolist()
+    mask = arguments.get("attention_mask")
+    prompt = text[-int(mask[row].sum()) :] if mask is not None else text
+    logits = [step[row].float().cpu().numpy() for step in own.logits]
+    return PictureAnswer(PicturePrompt(prompt.tolist(), pictures[row]), answer, logits)
 
 
 def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -> None:
@@ -149,7 +200,8 @@ def _make_model_drafter(batch: Batch, target: HFModel, speculation: Speculation)
     model, name = speculation.assistant_model, "assistant_model"
     probe_once(model, name=name)
     if speculation.tokenizers is None:
-        return ModelDrafter("model", HFModel(model, name=name, num_blocks=batch.num_blocks), target.vocab_size)
+        assistant = HFModel(model, name=name, num_blocks=batch.num_blocks)
+        return ModelDrafter("model", assistant, target.vocab_size, sees=assistant.can_see)
     ours, theirs = speculation.tokenizers
     assistant = HFModel(model, name=name, num_blocks=2 * batch.num_blocks)  # texts may take more of its own tokens
     return CrossVocabDrafter("model", assistant, theirs, target, ours, native=False)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from foredraft.errors import ForedraftError
 from foredraft.models.base import BLOCK_SIZE
+from foredraft.types import Picture
 
 #: Bytes of a block's hash: equal hashes are taken for equal texts.
 HASH_SIZE = 16
@@ -124,11 +125,13 @@ class SlotTable:
         blocks   [ published: full and final, perhaps shared | this table's own: being written ]
 
     The sequence's text only grows, and tokens are final once their slots are computed and are not written again.
-    cache_salt: only texts of the same salt share blocks.
+    cache_salt: only texts of the same salt share blocks. pictures: what some of the tokens stand for; blocks with
+    tokens of a picture, and those behind them, are shared by texts with the same picture there only.
     """
 
-    def __init__(self, pool: BlockPool, cache_salt: str = "") -> None:
+    def __init__(self, pool: BlockPool, cache_salt: str = "", pictures: Sequence[Picture] = ()) -> None:
         self.cache_salt = cache_salt
+        self._pictures = pictures
         self.blocks: NDArray[np.int32] = np.empty(0, np.int32)
         self._pool = pool
         self._num_published = 0
@@ -139,7 +142,9 @@ class SlotTable:
         num_full = (len(tokens) - 1) // BLOCK_SIZE if self._pool.shares else 0
         for i in range(len(self._hashes), num_full):
             parent = self._hashes[-1] if self._hashes else _hash_salt(self.cache_salt)
-            self._hashes.append(_hash_block(parent, tokens[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE]))
+            begin, end = i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE
+            seen = [picture for picture in self._pictures if picture.start < end and picture.end > begin]
+            self._hashes.append(_hash_block(parent, tokens[begin:end], seen))
         return self._hashes
 
     def unpublished(self, tokens: Sequence[int]) -> list[bytes]:
@@ -195,5 +200,7 @@ def _hash_salt(cache_salt: str) -> bytes:
     return blake2b(cache_salt.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE, person=b"salt").digest()
 
 
-def _hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:
-    return blake2b(parent + array("i", tokens).tobytes(), digest_size=HASH_SIZE, person=b"block").digest()
+def _hash_block(parent: bytes, tokens: Sequence[int], pictures: Sequence[Picture]) -> bytes:
+    """The block's tokens, 4 bytes each, and behind them where its pictures begin and what they are."""
+    seen = b"".join(array("q", (p.start, p.num_tokens, len(p.key))).tobytes() + p.key for p in pictures)
+    return blake2b(parent + array("i", tokens).tobytes() + seen, digest_size=HASH_SIZE, person=b"block").digest()

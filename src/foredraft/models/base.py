@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foredraft.types import Array
+from foredraft.types import Array, Picture
 
 #: Slots in one block of a KV cache.
 BLOCK_SIZE = 32
@@ -33,6 +33,7 @@ class Rows:
     parents: Sequence[int] | None = None  # [n]
     num_logits: int = 1  # logits are wanted for the last so many rows (0 .. n)
     embeddings: NDArray[np.float32] | None = None  # [n, hidden] used instead of the tokens' own
+    pictures: Sequence[Picture] = ()  # of the sequence's whole prompt, for models that see (`models/hf`)
 
 
 class TextTokenizer(Protocol):
@@ -71,6 +72,38 @@ class TextTokenizer(Protocol):
         ...
 
     def is_special(self, token: int, /) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadImage:
+    """An image as a model reads it: the tokens that stand for it, and the rest of a `Picture` (see there)."""
+
+    tokens: Sequence[int]
+    key: bytes
+    inputs: Any
+
+
+class ImageReader(Protocol):
+    """Turns images into what a model reads. Any thread may use it."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the model takes no images after all, as the end of a sentence that begins with them."""
+        ...
+
+    @property
+    def as_parts(self) -> bool:
+        """Whether the chat template wants contents as lists of parts."""
+        ...
+
+    @property
+    def placeholder(self) -> int:
+        """The token that the chat template writes for an image."""
+        ...
+
+    def read(self, image: Any, /) -> ReadImage:
+        """Of an RGB image of Pillow. Raises ValueError if the model's processor refuses it."""
+        ...
 
 
 class LanguageModel(Protocol):
@@ -117,6 +150,10 @@ class LanguageModel(Protocol):
 
     def move_slots(self, block_table: NDArray[np.int32], source: Sequence[int], target: Sequence[int]) -> None:
         """Copy cache slots, in order: compacts an accepted tree path. Every source[i] >= target[i], both ascending."""
+        ...
+
+    def see(self, picture: Picture) -> None:
+        """Read it, before the first pass over rows that stand for it. Raises ForedraftError if it cannot be read."""
         ...
 
     def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:

@@ -10,10 +10,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from foredraft.errors import ChatTemplateError
-from foredraft.models.base import TextTokenizer
+from foredraft.errors import ChatTemplateError, ParameterError
+from foredraft.models.base import ImageReader, ReadImage, TextTokenizer
+from foredraft.models.images import ImageLoader
 from foredraft.models.messages import template_messages, template_tools
 from foredraft.models.template_limits import TemplateEnvironment
+from foredraft.types import Picture, PicturePrompt
 
 
 def render_chat(
@@ -53,30 +55,76 @@ def encode_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     extra: Mapping[str, Any] | None = None,
     check: Callable[[str], None] | None = None,
-) -> list[int]:
-    """Token ids of a chat, ready for the answer. The messages are as clients write them (`models/messages.py`).
+    images: ImageReader | None = None,
+    files: bool = False,
+) -> Sequence[int]:
+    """Token ids of a chat, ready for the answer; a PicturePrompt if it has images. For messages see `models/messages`.
 
-    Further arguments are those of `render_chat`; check: sees the text before it becomes tokens, and may raise. Raises
-    ParameterError for what is no message, ChatTemplateError.
+    Further arguments are those of `render_chat`; check: sees the text before it becomes tokens, and may raise; images:
+    of a model that sees; files: messages may name images by path. Raises ParameterError for what is no message or
+    image, ChatTemplateError.
 
     Control tokens come from the template alone: a message that spells one means its letters, so that nobody ends a turn
-    or speaks as the system from inside a message.
+    or speaks as the system from inside a message. The same holds for the tokens that stand for images.
     """
     mark = str(secrets.randbits(96))  # in no message: nobody can guess it; no filter of a template changes digits
 
     def protect(text: str) -> str:
         return tokenizer.mark_special(text, mark)
 
+    loader = ImageLoader(files=files)
+    places: list[str] = []
+
+    def take_image(part: Mapping[str, Any], where: str) -> None:
+        if images is None or images.refusal is not None:
+            reason = "this model takes text only" if images is None or images.refusal is None else images.refusal
+            raise ParameterError(where, f"is an image, and {reason}")
+        loader.load(part, where)
+        places.append(where)
+
+    plain = template_messages(messages, take_image, as_parts=images is not None and images.as_parts)
     text = render_chat(
         tokenizer,
-        [_each_text(message, protect) for message in template_messages(messages)],
+        [_each_text(message, protect) for message in plain],
         add_generation_prompt=add_generation_prompt,
         tools=template_tools(tools, tokenizer.chat_template),
         extra=extra,
     )
     if check is not None:
         check(text.replace(mark, ""))
-    return tokenizer.encode(text, parse_special=True, mark=mark)
+    ids = tokenizer.encode(text, parse_special=True, mark=mark)
+    if images is None or not loader.images:
+        return ids
+    read = [_read(images, image, where) for image, where in zip(loader.images, places, strict=True)]
+    return with_pictures(ids, read, images.placeholder)
+
+
+def _read(images: ImageReader, image: Any, where: str) -> ReadImage:
+    try:
+        return images.read(image)
+    except ValueError as error:
+        raise ParameterError(where, f"cannot be read by the model's processor: {error}") from None
+
+
+def with_pictures(ids: Sequence[int], read: Sequence[ReadImage], placeholder: int) -> PicturePrompt:
+    """Each placeholder replaced by the tokens of its image. Raises ChatTemplateError if there are more or fewer."""
+    num_places = sum(id == placeholder for id in ids)
+    if num_places != len(read):
+        raise ChatTemplateError(
+            f"the chat template has {num_places} places for {len(read)} images: the model takes images elsewhere, "
+            "perhaps only from the user"
+        )
+    tokens: list[int] = []
+    pictures: list[Picture] = []
+    waiting = iter(read)
+    for id in ids:
+        if id != placeholder:
+            tokens.append(id)
+            continue
+        image = next(waiting)
+        pictures.append(Picture(len(tokens), len(image.tokens), image.key, image.inputs))
+        tokens += image.tokens
+    return PicturePrompt(tokens, pictures)
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -8,24 +8,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foredraft.errors import ParameterError
+from foredraft.models.images import IMAGE_PARTS
+
+#: Takes the image of a content's part, in the order of the messages: the part, and where it is. Raises ParameterError.
+TakeImage = Callable[[Mapping[str, Any], str], None]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 _EXAMPLE = '{"role": "user", "content": "..."}'
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def refuse_image(part: Mapping[str, Any], where: str) -> None:
+    """Takes none."""
+    raise ParameterError(where, "is an image, and this model takes text only")
+
+
+def template_messages(
+    messages: Sequence[Mapping[str, Any]], take_image: TakeImage = refuse_image, *, as_parts: bool = False
+) -> list[dict[str, Any]]:
     """Copies for a template. Further fields (name, tool_call_id, reasoning_content …) stay; those that are None go.
 
-    Raises ParameterError, which names the message and its field: `messages[2].content`.
+    as_parts: every content is a list of {"type": "text", "text": …} and {"type": "image"}, as templates of models that
+    see expect it, not one text. Raises ParameterError, which names the message and its field: `messages[2].content`.
     """
     if not _is_list(messages):
         raise ParameterError("messages", f"must be a list of messages such as {_EXAMPLE}")
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_template_message(message, f"messages[{i}]", take_image, as_parts) for i, message in enumerate(messages)]
 
 
 def template_tools(
@@ -45,14 +57,19 @@ def knows_tools(chat_template: str | None) -> bool:
 
 def joined_text(content: Any, where: str) -> str:
     """A text, or the texts of its parts joined by line breaks. Raises ParameterError for parts that are no text."""
+    parts = _parts(content, where, refuse_image)
+    return "\n".join(part["text"] for part in parts)
+
+
+def _parts(content: Any, where: str, take_image: TakeImage) -> list[dict[str, Any]]:
     if isinstance(content, str):
-        return content
+        return [{"type": "text", "text": content}]
     if not _is_list(content):
-        raise ParameterError(where, "must be text, or a list of text parts")
-    return "\n".join(_text_of(part, f"{where}[{i}]") for i, part in enumerate(content))
+        raise ParameterError(where, "must be text, or a list of parts")
+    return [_part(part, f"{where}[{i}]", take_image) for i, part in enumerate(content)]
 
 
-def _template_message(message: Any, where: str) -> dict[str, Any]:
+def _template_message(message: Any, where: str, take_image: TakeImage, as_parts: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ParameterError(where, f"is no message; write {_EXAMPLE}")
     fields = {key: value for key, value in message.items() if value is not None}
@@ -64,22 +81,25 @@ def _template_message(message: Any, where: str) -> dict[str, Any]:
     if content is None and role != "assistant":
         raise ParameterError(f"{where}.content", "is missing")
     fields["role"] = "system" if role == "developer" else role
-    fields["content"] = "" if content is None else joined_text(content, f"{where}.content")
+    parts = _parts("" if content is None else content, f"{where}.content", take_image)
+    fields["content"] = parts if as_parts else "\n".join(part["text"] for part in parts)
     if fields.get("tool_calls"):
         fields["tool_calls"] = _template_calls(fields["tool_calls"], f"{where}.tool_calls")
     return fields
 
 
-def _text_of(part: Any, where: str) -> str:
+def _part(part: Any, where: str, take_image: TakeImage) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in IMAGE_PARTS:
+        take_image(part, where)
+        return {"type": "image"}
     if kind not in _TEXT_PARTS:
         raise ParameterError(
-            where, f'is of type {kind!r}: a chat takes text only, as {{"type": "text", "text": "..."}}'
+            where, f'is of type {kind!r}, which no model here reads: write {{"type": "text", "text": "..."}}'
         )
     if not isinstance(part.get("text"), str):
         raise ParameterError(f"{where}.text", "must be text")
-    text: str = part["text"]
-    return text
+    return {"type": "text", "text": part["text"]}
 
 
 def _template_calls(calls: Any, where: str) -> list[dict[str, Any]]:

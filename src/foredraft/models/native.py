@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from foredraft.errors import UnsupportedModelError
 from foredraft.models.architecture import Architecture
 from foredraft.models.base import Rows
+from foredraft.types import Picture
 
 if TYPE_CHECKING:
     from foredraft._native import Decoder, KVCache
@@ -110,6 +112,9 @@ class NativeModel:
         self._decoder.move_slots(
             self._cache, block_table, np.array(source, dtype=np.int32), np.array(target, dtype=np.int32)
         )
+
+    def see(self, picture: Picture) -> None:
+        raise UnsupportedModelError(f"{self.name} reads text only")
 
     def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
         """Computes whole blocks of HEAD_BLOCK neighbouring tokens."""

@@ -40,7 +40,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     chat = body.model_copy(update={"tools": None}) if body.tool_choice == "none" else body
     size = size_of(request)
     with blamed({"prompt": "messages", "structured_outputs": _constraint_field(body)}):
-        prompt = await chat_prompt(tokenizer, chat, size, service.engine.generator.refuse_overlong)
+        prompt = await chat_prompt(service, chat, size, service.engine.generator.refuse_overlong)
         thinking = thinking_after(tokenizer, prompt)
         grammar = await off_loop(size, lambda: wanted_text(wanted_format(body), tools, thinking))
         params = replace(params, structured_outputs=grammar)

@@ -7,23 +7,25 @@ from collections.abc import Callable, Sequence
 from foredraft.errors import ChatTemplateError, ParameterError
 from foredraft.models.base import TextTokenizer
 from foredraft.models.chat_template import encode_chat
+from foredraft.models.images import IMAGE_PARTS
 from foredraft.server.protocol import ChatPrompt, CompletionRequest
-from foredraft.server.service import off_loop
+from foredraft.server.service import Service, off_loop
 
 #: Raises PromptTooLongError for a text that cannot fit.
 Check = Callable[[str], None]
 
 
-async def chat_prompt(tokenizer: TextTokenizer, chat: ChatPrompt, size: int, check: Check | None = None) -> list[int]:
+async def chat_prompt(service: Service, chat: ChatPrompt, size: int, check: Check | None = None) -> Sequence[int]:
     """Through the model's template, ready for the answer.
 
     size: bytes of the request; check: refuses a text before it becomes tokens. Raises ParameterError,
     ChatTemplateError, and what `check` raises.
     """
+    tokenizer, images = service.tokenizer, service.engine.generator.images
     if tokenizer.chat_template is None:
         raise ChatTemplateError("the model has no chat template: give it text as it is, by /v1/completions")
 
-    def encode() -> list[int]:
+    def encode() -> Sequence[int]:
         return encode_chat(
             tokenizer,
             [message.model_dump(exclude_none=True) for message in chat.messages],
@@ -31,9 +33,18 @@ async def chat_prompt(tokenizer: TextTokenizer, chat: ChatPrompt, size: int, che
             tools=[tool.model_dump(exclude_unset=True) for tool in chat.tools] if chat.tools else None,
             extra=chat.chat_template_kwargs,
             check=check,
+            images=images,
         )
 
+    if _has_images(chat):
+        return await service.engine.run_beside(encode)
     return await off_loop(size, encode)
+
+
+def _has_images(chat: ChatPrompt) -> bool:
+    """Few bytes may be many pixels, and many pixels much memory."""
+    contents = [message.content for message in chat.messages if isinstance(message.content, list)]
+    return any(part.type in IMAGE_PARTS for content in contents for part in content)
 
 
 async def text_prompts(

@@ -27,16 +27,23 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None  # pad events to one length; None: as the server is set up
 
 
-class TextPart(Body):
-    """One part of a content. Parts other than text are refused where they are read, by their type."""
+class ImageURL(Body):
+    """A data URL. `detail` is not looked at: models have their own sizes."""
+
+    url: str
+
+
+class ContentPart(Body):
+    """One part of a content: text or an image. Others are refused where they are read, by their type."""
 
     type: str
     text: str | None = None
+    image_url: ImageURL | str | None = None
 
 
 #: Long lists end at their first problem: to gather millions would stop the event loop for seconds.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
-Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
+Content = str | Annotated[list[ContentPart], Field(fail_fast=True)]
 
 
 class Prediction(Body):

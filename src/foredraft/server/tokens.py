@@ -79,7 +79,7 @@ async def tokenize(body: TokenizeChatRequest | TokenizeTextRequest, request: Req
         text, add_special, parse_special = body.prompt, body.add_special_tokens, body.parse_special
         ids = await off_loop(size, lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special))
     else:
-        ids = await chat_prompt(tokenizer, body, size)
+        ids = list(await chat_prompt(service, body, size))
 
     def report() -> bytes:
         texts = [decode(tokenizer, [id]) for id in ids] if body.return_token_strs else None

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foredraft.errors import ForedraftError
 from foredraft.models.base import BLOCK_SIZE, Rows
+from foredraft.types import Picture
 
 _Words = Any  # uint64, one or an array of them; arithmetic is modulo 2**64
 
@@ -60,6 +63,7 @@ class TinyModel:
             num_blocks * BLOCK_SIZE, dtype=np.uint64
         )  # state of each physical slot; 0: never written
         self._head: NDArray[np.bool_] | None = None
+        self._seen: WeakSet[Picture] = WeakSet()
         self._logits = np.empty((0, vocab_size), dtype=np.float32)
         self._hidden = np.empty((0, 0, hidden_size), dtype=np.float32)
 
@@ -89,6 +93,12 @@ class TinyModel:
                 raise ValueError("move_slots: a slot may only move towards the front")
             self._slots[_physical(block_table, t)] = self._slots[_physical(block_table, s)]
 
+    def see(self, picture: Picture) -> None:
+        """In place of its tokens the rows of a picture hold its key. Inputs that are an error are raised."""
+        if isinstance(picture.inputs, ForedraftError):
+            raise picture.inputs
+        self._seen.add(picture)
+
     def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
         self._head = None
         if token_ids is not None:
@@ -113,6 +123,10 @@ class TinyModel:
                 path, depth = (seen, np.uint64(0)) if parent < 0 else (sums[parent], depths[parent] + np.uint64(1))
                 position = np.uint64(rows.start) + depth
                 word = np.uint64(token) if rows.embeddings is None else _digest(rows.embeddings[i])
+                for picture in rows.pictures:
+                    if picture.start <= rows.start + i < picture.end:
+                        offset = rows.start + i - picture.start
+                        word = _digest(np.frombuffer(picture.key + offset.to_bytes(4, "little"), np.uint8))
                 states[i] = _mix(_mix(word + np.uint64(self._seed) * _GOLDEN) + _mix(position) + path) | np.uint64(1)
                 sums[i], depths[i] = path + _mix(states[i] + position), depth
         self._slots[slots[rows.start :]] = states
@@ -141,6 +155,8 @@ class TinyModel:
                 raise ValueError(f"forward: {len(rows.block_table)} blocks cannot hold {end} slots")
             if end > self.num_blocks * BLOCK_SIZE:
                 raise ValueError(f"forward: slot {end - 1} of a cache of {self.num_blocks} blocks")
+            if not all(p in self._seen for p in rows.pictures if p.start < end):
+                raise ValueError("forward: rows that reach a picture which was not seen")
             used = rows.block_table[: -(-end // BLOCK_SIZE)]
             if used.min() < 0 or used.max() >= self.num_blocks:
                 raise ValueError("forward: the block table names a block that is not there")

@@ -107,11 +107,14 @@ def draft(name: str) -> Any:
 
 
 def make_model(name: str, seed: int = 0, **settings: Any) -> Any:
-    """Its weights are larger than usual initialisers make them, so that all of the text matters to the next token."""
     values = {k: v for k, v in (_SMALL | ARCHITECTURES.get(name, {}) | settings).items() if v is not None}
     config = transformers.AutoConfig.for_model(name, **values)
     torch.manual_seed(seed)
-    made: Any = transformers.AutoModelForCausalLM.from_config(config)
+    return widen(transformers.AutoModelForCausalLM.from_config(config))
+
+
+def widen(made: Any) -> Any:
+    """Weights larger than usual initialisers make them, so that all of the text matters to the next token."""
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.dim() > 1:

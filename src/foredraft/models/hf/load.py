@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from foredraft.errors import ModelFileError, ParameterError, UnsupportedModelError
+from foredraft.errors import ForedraftError, ModelFileError, ParameterError, UnsupportedModelError
+from foredraft.models.base import ImageReader, TextTokenizer
 from foredraft.models.hf.checks import context_length
 from foredraft.models.hf.model import HFModel
 from foredraft.models.hf.probe import probe_once
+from foredraft.models.hf.processor import HFImageReader, NoImages, ProcessorLoader, check_reader
 from foredraft.models.hf.tokenizer import HFTokenizer
 from foredraft.models.load import count_blocks
 
@@ -61,7 +64,7 @@ def load_hf_model(
     arguments: dict[str, Any] = {"dtype": _DTYPES[options.dtype]}
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
-    model = _from_pretrained(transformers.AutoModelForCausalLM, name, options, arguments).eval()
+    model = _from_pretrained(_model_class(name, options), name, options, arguments).eval()
     if options.device_map is None:
         model = _moved(model, options.device or _default_device())
     length = max_model_len or context_length(model) or DEFAULT_CONTEXT
@@ -82,11 +85,47 @@ def read_hf_tokenizer(name: str, options: HFOptions) -> HFTokenizer:
     Raises ModelFileError, UnsupportedModelError.
     """
     tokenizer = _from_pretrained(transformers.AutoTokenizer, name, options, {})
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _template_of_processor(name)
     try:
         ends = transformers.GenerationConfig.from_pretrained(name, local_files_only=_is_offline()).eos_token_id
     except OSError:  # the model has no such file
         ends = None
     return HFTokenizer(tokenizer, [ends] if isinstance(ends, int) else ends or [])
+
+
+def load_hf_images(name: str, options: HFOptions, model: HFModel, tokenizer: TextTokenizer) -> ImageReader | None:
+    """How a model reads images; None for one of text. What cannot be carried exactly is refused by the reader."""
+    if not model.can_see:
+        return None
+    try:
+        if find_spec("PIL") is None:
+            raise UnsupportedModelError("Pillow is not installed")
+        processor = _from_pretrained(ProcessorLoader(model.transformers_model.config), name, options, {})
+        reader = HFImageReader(processor, tokenizer)
+        check_reader(model.transformers_model, reader, tokenizer, model.name)
+    except torch.OutOfMemoryError:
+        raise
+    except (ForedraftError, RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        return NoImages(f"this model takes none here: {reason}", tokenizer)
+    return reader
+
+
+def _model_class(name: str, options: HFOptions) -> Any:
+    config = _from_pretrained(transformers.AutoConfig, name, options, {})
+    sees = type(config) in transformers.AutoModelForImageTextToText._model_mapping
+    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+
+
+def _template_of_processor(name: str) -> str | None:
+    """Repositories of models that see may keep it beside the processor."""
+    try:
+        settings, _ = transformers.ProcessorMixin.get_processor_dict(name, local_files_only=_is_offline())
+    except OSError:
+        return None
+    template = settings.get("chat_template")
+    return template.get("default") if isinstance(template, dict) else template
 
 
 def _from_pretrained(factory: Any, name: str, options: HFOptions, arguments: dict[str, Any]) -> Any:

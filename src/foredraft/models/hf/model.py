@@ -6,18 +6,20 @@ import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foredraft.errors import ParameterError, UnsupportedModelError
+from foredraft.errors import ForedraftError, ParameterError, UnsupportedModelError
 from foredraft.models.base import BLOCK_SIZE, Rows
 from foredraft.models.hf.cache import SlotCache
 from foredraft.models.hf.checks import cache_argument, check_kind, context_length, text_config
 from foredraft.models.hf.layout import Layout, make_layout, running
 from foredraft.models.hf.masks import install_masks
-from foredraft.types import MAX_DRAFT, Array
+from foredraft.models.hf.vision import Features, can_see, read_picture, spread_positions
+from foredraft.types import MAX_DRAFT, Array, Picture
 
 #: Sequences with no more rows run together, filled up to the longest; one with more (a prompt) runs by itself.
 MAX_ROWS_TOGETHER = MAX_DRAFT + 1
@@ -55,7 +57,7 @@ class HFModel:
         config = text_config(model)
         head = model.get_output_embeddings()
         self.vocab_size: int = config.vocab_size if head is None else head.weight.shape[0]
-        self._model = model
+        self.transformers_model = model
         self._cache = SlotCache(config.num_hidden_layers)
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -63,10 +65,16 @@ class HFModel:
         self._fixed_rows = fixed_rows
         self._arrays = arrays
         self._hidden: torch.Tensor | None = None
+        self._features: WeakKeyDictionary[Picture, Features] = WeakKeyDictionary()  # as long as their requests live
+
+    @property
+    def can_see(self) -> bool:
+        """Whether it takes rows with pictures; `probe_pictures` tells whether it takes them exactly."""
+        return can_see(self.transformers_model)
 
     @property
     def weight_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self._model.parameters())
+        return sum(p.numel() * p.element_size() for p in self.transformers_model.parameters())
 
     @torch.no_grad()
     def forward(self, batch: Sequence[Rows], hidden_layers: Sequence[int] = ()) -> Array:
@@ -93,6 +101,17 @@ class HFModel:
 
         self._cache.move_slots(physical(source), physical(target))
 
+    def see(self, picture: Picture) -> None:
+        if picture in self._features:
+            return
+        try:
+            self._features[picture] = read_picture(self.transformers_model, picture, self.name)
+        except ForedraftError:
+            raise
+        except Exception as error:  # a fault of one picture must not be one of the pass
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ForedraftError(f"{self.name} could not read an image: {reason}") from None
+
     def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
         """Computes all logits all the same: a head is one matrix product here, and there is no smaller one."""
 
@@ -104,16 +123,16 @@ class HFModel:
         kept = sorted({i for rows, first in zip(batch, firsts, strict=True) for i in range(first, len(rows.tokens))})
         if layout.num_queries == self._fixed_rows:  # the head, too, runs over one number of rows
             kept = list(range(layout.num_queries))
-        inputs: dict[str, Any] = {"position_ids": layout.positions, self._cache_argument: self._cache}
-        if all(rows.embeddings is None for rows in batch):
+        inputs: dict[str, Any] = {"position_ids": self._positions(batch, layout), self._cache_argument: self._cache}
+        if all(rows.embeddings is None and not _shown(rows) for rows in batch):
             inputs["input_ids"] = layout.tokens
         else:
             inputs["inputs_embeds"] = self._embed(batch, layout)
         if self._keeps_logits:
             inputs["logits_to_keep"] = torch.tensor(kept or [0], device=self._device)
         with ExitStack() as hooks, running(layout):
-            seen = _watch_layers(hooks, self._model, hidden_layers)
-            output = self._model(**inputs, use_cache=True, return_dict=True)
+            seen = _watch_layers(hooks, self.transformers_model, hidden_layers)
+            output = self.transformers_model(**inputs, use_cache=True, return_dict=True)
         of_index = {index: k if self._keeps_logits else index for k, index in enumerate(kept)}
         logits = [
             output.logits[b, [of_index[i] for i in range(first, len(rows.tokens))]]
@@ -127,12 +146,33 @@ class HFModel:
         return logits, [stacked[:, b, : len(rows.tokens)] for b, rows in enumerate(batch)]
 
     def _embed(self, batch: Sequence[Rows], layout: Layout) -> torch.Tensor:
-        embedded: torch.Tensor = self._model.get_input_embeddings()(layout.tokens).clone()
+        embedded: torch.Tensor = self.transformers_model.get_input_embeddings()(layout.tokens).clone()
         for b, rows in enumerate(batch):
             if rows.embeddings is not None:
                 given = torch.as_tensor(rows.embeddings, device=embedded.device)
                 embedded[b, : len(rows.tokens)] = given.to(embedded.dtype)
+            for picture in _shown(rows):
+                begin, end = max(picture.start, rows.start), min(picture.end, rows.start + len(rows.tokens))
+                seen = self._features[picture].embeddings[begin - picture.start : end - picture.start]
+                embedded[b, begin - rows.start : end - rows.start] = seen.to(embedded.device, embedded.dtype)
         return embedded
+
+    def _positions(self, batch: Sequence[Rows], layout: Layout) -> torch.Tensor:
+        """[B, Q]; or [dimensions, B, Q], if a picture of the batch stands in more of them than one."""
+        reached = [_reached(rows) for rows in batch]
+        if all(self._features[picture].positions is None for pictures in reached for picture in pictures):
+            return layout.positions
+        logical = layout.positions.cpu().numpy()
+        spread = [
+            spread_positions(logical[b], pictures, [self._features[picture] for picture in pictures])
+            for b, pictures in enumerate(reached)
+        ]
+        num_dimensions = max(positions.shape[0] for positions in spread if positions is not None)
+        both = [
+            np.broadcast_to(logical[b], (num_dimensions, layout.num_queries)) if positions is None else positions
+            for b, positions in enumerate(spread)
+        ]
+        return torch.from_numpy(np.stack(both, axis=1)).to(self._device)
 
     def _finish(self, logits: torch.Tensor) -> Array:
         logits = logits.float()
@@ -144,6 +184,16 @@ def _groups(batch: Sequence[Rows]) -> list[list[int]]:
     together = [i for i, rows in enumerate(batch) if len(rows.tokens) <= MAX_ROWS_TOGETHER]
     alone = [[i] for i, rows in enumerate(batch) if len(rows.tokens) > MAX_ROWS_TOGETHER]
     return [together, *alone] if together else alone
+
+
+def _reached(rows: Rows) -> list[Picture]:
+    """The pictures before the end of these rows."""
+    return [picture for picture in rows.pictures if picture.start < rows.start + len(rows.tokens)]
+
+
+def _shown(rows: Rows) -> list[Picture]:
+    """The pictures that some of these very rows stand for."""
+    return [picture for picture in _reached(rows) if picture.end > rows.start]
 
 
 def _watch_layers(hooks: ExitStack, model: Any, hidden_layers: Sequence[int]) -> dict[int, torch.Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ from foredraft.errors import UnsupportedModelError
 from foredraft.models.base import BLOCK_SIZE, Rows
 from foredraft.models.hf.checks import text_config
 from foredraft.models.hf.model import HFModel
+from foredraft.types import PicturePrompt
 
 #: How far logits may be from the model's own, as a share of their spread: rounding, and a router that tips over.
 TOLERANCE = 0.01
 LOW_PRECISION_TOLERANCE = 0.3
-#: Attribute of a model that has passed.
+#: Attributes of a model that has passed.
 _PASSED = "_foredraft_probed"
+_PASSED_PICTURES = "_foredraft_probed_pictures"
 
 
 def probe_once(model: Any, *, name: str) -> None:
@@ -46,8 +49,57 @@ def probe(model: Any, *, name: str) -> None:
         raise UnsupportedModelError(
             f"{name} does not run on the engine's cache: {reason}; use its own generate"
         ) from None
+    _compare(model, name, zip(("a chain", "a branch", "a second sequence"), ours, own, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PictureAnswer:
+    """What a model itself says to a prompt with pictures.
+
+    tokens: two of them; logits [vocab]: before, between and behind these.
+    """
+
+    prompt: PicturePrompt
+    tokens: Sequence[int]
+    logits: Sequence[np.ndarray]
+
+
+def probe_pictures_once(model: Any, answer: Callable[[], PictureAnswer | None], *, name: str) -> None:
+    """`probe_pictures` with the model's own answer, unless it has passed before, or there is none."""
+    attention = text_config(model)._attn_implementation
+    if getattr(model, _PASSED_PICTURES, None) == attention:
+        return
+    own = answer()
+    if own is not None:
+        probe_pictures(model, own, name=name)
+        setattr(model, _PASSED_PICTURES, attention)
+
+
+@torch.no_grad()
+def probe_pictures(model: Any, own: PictureAnswer, *, name: str) -> None:
+    """Run the prompt, cut within its first picture, and a tree behind it, beside the model's own answer.
+
+    Raises UnsupportedModelError if a pass fails, or its logits are not the model's.
+    """
+    prompt, pictures = own.prompt, own.prompt.pictures
+    runner = HFModel(model, name=name, num_blocks=-(-(len(prompt) + 3) // BLOCK_SIZE))
+    table = np.arange(runner.num_blocks, dtype=np.int32)
+    for picture in pictures:
+        runner.see(picture)
+    cut = pictures[0].start + (pictures[0].num_tokens + 1) // 2
+    runner.forward([Rows(table, 0, prompt[:cut], num_logits=0, pictures=pictures)])
+    ours = [runner.forward([Rows(table, cut, prompt[cut:], pictures=pictures)])[0]]
+    side = (own.tokens[0] + 1) % runner.vocab_size
+    tree = Rows(table, len(prompt), [side, *own.tokens], parents=[-1, -1, 1], num_logits=2, pictures=pictures)
+    ours += list(runner.forward([tree]))
+    wheres = "a prompt with an image", "an answer to it", "a longer answer"
+    _compare(model, name, zip(wheres, ours, own.logits, strict=True))
+
+
+def _compare(model: Any, name: str, logits: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> None:
+    """Where, ours, its own. Raises UnsupportedModelError."""
     tolerance = TOLERANCE if model.dtype in (torch.float32, torch.float64) else LOW_PRECISION_TOLERANCE
-    for where, got, wanted in zip(("a chain", "a branch", "a second sequence"), ours, own, strict=True):
+    for where, got, wanted in logits:
         distance = np.sqrt(np.mean((got - wanted) ** 2)) / np.std(wanted)
         if not distance <= tolerance:
             raise UnsupportedModelError(
