@@ -44,6 +44,8 @@ def test_the_arguments_of_llm() -> None:
         "threads",
         "max_model_len",
         "kv_cache_dtype",
+        "quantize",
+        "backend",
         "progress",
     } <= set(names)
     assert all(hasattr(LLM, method) for method in ("generate", "stream", "chat", "stream_chat"))
@@ -165,6 +167,8 @@ def test_a_schema_may_be_given_as_python_has_it() -> None:
         ("prompt_lookup_max", "3"),
         ("rejection_sample_method", "best"),
         ("draft_quantize", "q3"),
+        ("quantize", "q5"),
+        ("backend", None),
         ("cross_vocab", "slem"),
         ("draft_vocab", "32k"),
         ("draft_vocab", 0),

@@ -46,7 +46,7 @@ def test_the_defaults_are_the_dataclasses_own_but_greedy() -> None:
 def test_every_flag_reaches_its_field() -> None:
     line = (
         "-d ngram+model:q -k 5 --rejection-sample-method block --draft-quantize q4 --draft-vocab 32k --no-adaptive "
-        "--cross-vocab tli "
+        "--cross-vocab tli --quantize q8 --backend native "
         "-t 3 -c 4096 --kv-cache-dtype f32 -n 9 --temp 0.5 --top-p 0.9 --top-k 40 --min-p 0.05 --seed 7 "
         "--stop a --stop b --presence-penalty 1 --frequency-penalty 0.5 --repetition-penalty 1.1 "
         "--logit-bias 5=-100 --logit-bias 7=2.5 --min-tokens 3 --ignore-eos"
@@ -64,6 +64,8 @@ def test_every_flag_reaches_its_field() -> None:
         threads=3,
         max_model_len=4096,
         kv_cache_dtype="f32",
+        quantize="q8",
+        backend="native",
     )
     assert params == SamplingParams(
         max_tokens=9,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from foredraft.models.base import BLOCK_SIZE, Rows
 from foredraft.models.gguf import load_core
 from foredraft.models.load import load_model
+from foredraft.models.native import NativeModel
 
 DECIDED = 0.25  # logits between the top two from which on the order is no matter of rounding
 CHUNK = 100
@@ -88,8 +89,11 @@ def transformers_engine(path: Path) -> Engine:
 
 def foredraft_engine(path: Path, context: int) -> Engine:
     core = load_core()
-    model = load_model(path, pool=core.ThreadPool(core.default_threads()), max_model_len=context)
-    table = np.arange(-(-context // BLOCK_SIZE), dtype=np.int32)
+    return native_engine(load_model(path, pool=core.ThreadPool(core.default_threads()), max_model_len=context))
+
+
+def native_engine(model: NativeModel) -> Engine:
+    table = np.arange(-(-model.max_model_len // BLOCK_SIZE), dtype=np.int32)
 
     def run(ids: Sequence[int]) -> Iterator[Logits]:
         for start in range(0, len(ids), CHUNK):

@@ -49,7 +49,7 @@ def pack(home: Path, model: Path) -> Path:
     """Repacked weights of a model: one tensor of 8 bytes."""
     before = set((home / "packed").glob("*"))
     tensor = PackedTensor("a", "a", "F32", 1, 2, 8)
-    load_packed(home / "packed", identify(model, [(8, 16)], None), [tensor], lambda tensor, out: None, 1)
+    load_packed(home / "packed", identify(model, [(model, [(8, 16)])], None), [tensor], lambda tensor, out: None, 1)
     (path,) = set((home / "packed").glob("*.fdp")) - before
     return path
 

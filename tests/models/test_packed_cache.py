@@ -81,7 +81,7 @@ def test_key_follows_size_time_header_and_options(tmp_path: Path) -> None:
     def key(text: str, when: int = 5, quantize: str | None = None) -> str:
         path.write_text(text)
         os.utime(path, ns=(when, when))
-        return identify(path, [(6, 4)], quantize).key
+        return identify(path, [(path, [(6, 4)])], quantize).key
 
     keys = [key("headertail"), key("HEADERtail"), key("headertail+"), key("headertail", 6), key("headertail", 5, "q4")]
     assert len(set(keys)) == 5
@@ -98,7 +98,7 @@ def test_key_follows_every_tensor(where: int, tmp_path: Path) -> None:
         path = tmp_path / "model.gguf"
         path.write_bytes(raw)
         os.utime(path, ns=(5, 5))
-        return identify(path, spans, None).key
+        return identify(path, [(path, spans)], None).key
 
     before = key()
     raw[where] ^= 1

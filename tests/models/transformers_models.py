@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -76,22 +78,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_model(name: str) -> Any:
-    """The Transformers model, float32, with weights that depend on their names and shapes alone."""
-    import torch
+def make_model(name: str, more: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType({})) -> Any:
+    """The Transformers model of VARIANTS or `more`, float32, with weights that depend on names and shapes alone."""
     import transformers
 
-    prefix, more = VARIANTS[name]
+    prefix, changes = {**VARIANTS, **more}[name]
     text = "Text" if prefix == "Gemma3" else ""
-    config = getattr(transformers, f"{prefix}{text}Config")(**_SHAPE | more)
+    config = getattr(transformers, f"{prefix}{text}Config")(**_SHAPE | changes)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    return fill(getattr(transformers, f"{prefix}ForCausalLM")(config).eval(), adds_one=prefix == "Gemma3")
+
+
+def fill(model: Any, adds_one: bool) -> Any:
+    """`adds_one`: its norms multiply by 1 + weight."""
+    import torch
+
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             uniform = np.random.default_rng(zlib.crc32(key.encode())).random(tuple(parameter.shape)) - 0.5
             if parameter.ndim == 2:
                 uniform *= 1.0 if "embed" in key else 4 / parameter.shape[1] ** 0.5
-            elif key.endswith("norm.weight") and prefix != "Gemma3":  # whose norms multiply by 1 + weight
+            elif key.endswith("norm.weight") and not adds_one:
                 uniform += 1
             parameter.copy_(torch.from_numpy(uniform))
     return model

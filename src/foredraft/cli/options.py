@@ -55,7 +55,8 @@ class EngineOptions:
     kv_cache_tokens: int | None = None
     enable_prefix_caching: bool = True
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
-    backend: Literal["native", "hf"] | None = None
+    quantize: Literal["auto", "q4", "q8", "none"] = "auto"
+    backend: Literal["auto", "native", "hf"] = "auto"
     device: str | None = None
     device_map: str | None = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
@@ -207,6 +208,12 @@ def _engine_flags() -> list[Callable[[Command], Command]]:
             type=click.Choice(("f16", "f32")),
             help=f"Precision of keys and values on the CPU core.{shown('kv_cache_dtype')}",
         ),
+        click.option(
+            "--quantize",
+            type=click.Choice(QUANTIZATIONS),
+            help="Weights of the model on the CPU core; auto keeps a .gguf file's own, and makes those of a folder q8."
+            f"{shown('quantize')}",
+        ),
         *_transformers_flags(),
     ]
 
@@ -215,8 +222,9 @@ def _transformers_flags() -> list[Callable[[Command], Command]]:
     return [
         click.option(
             "--backend",
-            type=click.Choice(("native", "hf")),
-            help="What runs the model: the CPU core, or Transformers, also for hub ids. [default: by its files]",
+            type=click.Choice(("auto", "native", "hf")),
+            help="What runs the model: the CPU core, or Transformers, also for hub ids; auto takes the core where it "
+            f"knows the family and no flag is for Transformers alone.{shown('backend')}",
         ),
         click.option("--device", help="Of a Transformers model, such as cuda:1. [default: the first GPU, else cpu]"),
         click.option("--device-map", metavar="auto", help="Spread a Transformers model over several devices."),

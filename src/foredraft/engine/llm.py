@@ -10,13 +10,13 @@ from foredraft.algo.sampler import RejectionMethod
 from foredraft.drafters.cross_vocab import CrossVocab
 from foredraft.drafters.registry import DraftContext, make_drafters
 from foredraft.engine.generator import DEFAULT_MAX_DRAFT, Generator
-from foredraft.engine.loader import Backend, Dtype, LoadOptions, LoadProgress, ModelLoader
+from foredraft.engine.loader import Backend, Dtype, LoadOptions, LoadProgress, ModelLoader, Quantization
 from foredraft.errors import ModelFileError, ParameterError
 from foredraft.models.base import LanguageModel, TextTokenizer
 from foredraft.models.load import KVCacheDtype, Quantize
+from foredraft.models.tokenizer import Tokenizer
 from foredraft.types import check_choice, check_whole
 
-DraftQuantize = Literal["auto", "q4", "q8", "none"]
 #: What "auto" means for drafts; benchmarks/draft_optimiser.md has the measurements behind it.
 AUTO_DRAFT_QUANTIZE: Quantize = "q4"
 AUTO_DRAFT_VOCAB = 32_768
@@ -26,9 +26,9 @@ class LLM(Generator):
     """A target model with its drafters, on the CPU core or, for models of Transformers, on torch.
 
     model: a `.gguf` path, a catalogue name, or a hub id `org/repo[:file]`, pulled on first use; or a folder of
-    Transformers (config.json, safetensors, tokenizer), for which the extra `[hf]` is needed. drafter: `none`,
-    `ngram`, `model:NAME`, or several joined by `+`. num_speculative_tokens: largest draft. threads: None takes the
-    cores that this process may use. max_model_len: None takes the model's own context. kv_cache_tokens: what each
+    Transformers (config.json, safetensors, tokenizer). drafter: `none`, `ngram`, `model:NAME`, or several joined by
+    `+`. num_speculative_tokens: largest draft. threads: None takes the cores that this process may use. max_model_len:
+    None takes the model's own context. kv_cache_tokens: what each
     model's cache holds, all sequences together; sequences that do not fit wait, or give way for a while. None: enough
     for max_num_seqs of them, within limits (see `load_model`). draft_quantize, draft_vocab: how
     a draft model is made smaller (any draft is lossless); "auto" is what measured best. cross_vocab: how a draft model
@@ -36,7 +36,12 @@ class LLM(Generator):
     adaptive: measured costs choose lengths and switch drafters off that do not pay; False always drafts the full
     length.
 
-    Of models of Transformers: backend "hf" takes hub ids for theirs, too. device: where they are, for example "cuda:1";
+    quantize: the model's weights on the CPU core, "q4", "q8" or as they are ("none"); "auto" keeps those of a GGUF file
+    and makes a folder's q8. backend: "native" is the CPU core; "hf" is Transformers (extra `[hf]`), which takes hub ids
+    for its own, too; "auto" is native for GGUF files, and for folders with safetensors of a family that the core knows,
+    unless an argument of the next line is given.
+
+    Of models of Transformers: device: where they are, for example "cuda:1";
     None takes the first GPU, if there is one. device_map: "auto" spreads them over devices. dtype: "auto" takes the
     checkpoint's. trust_remote_code: run code that the repository brings. fixed_rows: fill every pass of the target up
     to the rows of the longest draft, so that texts have the same bits with any draft (see docs/transformers.md).
@@ -51,7 +56,7 @@ class LLM(Generator):
         *,
         num_speculative_tokens: int | None = None,
         rejection_sample_method: RejectionMethod = "standard",
-        draft_quantize: DraftQuantize = "auto",
+        draft_quantize: Quantization = "auto",
         draft_vocab: int | Literal["auto", "full"] = "auto",
         cross_vocab: CrossVocab | Literal["off"] = "auto",
         prompt_lookup_min: int | None = None,
@@ -65,7 +70,8 @@ class LLM(Generator):
         enable_prefix_caching: bool = True,
         kv_cache_dtype: KVCacheDtype = "f16",
         kernels: str | None = None,
-        backend: Backend | None = None,
+        quantize: Quantization = "auto",
+        backend: Backend = "auto",
         device: str | None = None,
         device_map: str | None = None,
         dtype: Dtype = "auto",
@@ -86,13 +92,14 @@ class LLM(Generator):
         for name, value in (("prompt_lookup_min", prompt_lookup_min), ("prompt_lookup_max", prompt_lookup_max)):
             if value is not None:
                 check_whole(name, value, 1)
-        check_choice("draft_quantize", draft_quantize, get_args(DraftQuantize))
+        check_choice("draft_quantize", draft_quantize, get_args(Quantization))
         check_choice("cross_vocab", cross_vocab, (*get_args(CrossVocab), "off"))
         if draft_vocab not in ("auto", "full"):
             check_whole("draft_vocab", draft_vocab, 1)
         max_draft = DEFAULT_MAX_DRAFT if num_speculative_tokens is None else num_speculative_tokens
         options = LoadOptions(
             backend=backend,
+            quantize=quantize,
             threads=threads,
             max_num_seqs=max_num_seqs,
             kv_cache_tokens=kv_cache_tokens,
@@ -112,7 +119,7 @@ class LLM(Generator):
 
         name = os.fspath(model)
         target, tokenizer = loader.load_target(name, max_model_len), loader.read_tokenizer(name)
-        if loader.backend_of(name) == "native" and tokenizer.vocab_size > target.vocab_size:
+        if isinstance(tokenizer, Tokenizer) and tokenizer.vocab_size > target.vocab_size:
             raise ModelFileError(
                 f"{name}: {tokenizer.vocab_size} tokens, and an embedding of {target.vocab_size}; the file is damaged"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +10,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from foredraft.errors import NativeCoreError, ParameterError
+from foredraft.errors import MissingExtraError, NativeCoreError, ParameterError, UnsupportedModelError
 from foredraft.models.base import ImageReader, LanguageModel, TextTokenizer
+from foredraft.models.folder.checkpoint import CONFIG, Checkpoint
+from foredraft.models.folder.tokenizer import check_tokenizer, read_folder_tokenizer
 from foredraft.models.gguf import load_core, read_gguf
 from foredraft.models.hf.extra import require_hf
 from foredraft.models.hub import is_hub_id, resolve
-from foredraft.models.load import KVCacheDtype, Quantize, load_model
+from foredraft.models.load import KVCacheDtype, Quantize, load_model, model_name
 from foredraft.models.native import MemoryPlan
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.types import MAX_THREADS, check_choice, check_whole
@@ -25,7 +28,11 @@ if TYPE_CHECKING:
 
 #: Called while something long goes on at load: what, units done, units in all.
 LoadProgress = Callable[[str, int, int], None]
-Backend = Literal["native", "hf"]
+Backend = Literal["auto", "native", "hf"]
+Quantization = Literal["auto", "q4", "q8", "none"]
+#: What "auto" means for targets that are folders; GGUF files keep their numbers. benchmarks/quantize.md has the
+#: measurements behind it.
+AUTO_QUANTIZE: Quantize = "q8"
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 
@@ -33,7 +40,8 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 class LoadOptions:
     """How all models of an engine are loaded; `LLM` says what the fields mean. Raises ParameterError."""
 
-    backend: Backend | None = None
+    backend: Backend = "auto"
+    quantize: Quantization = "auto"  # of the target
     threads: int | None = None
     max_num_seqs: int = 8
     kv_cache_tokens: int | None = None
@@ -46,63 +54,81 @@ class LoadOptions:
     fixed_rows: int = 0  # of the target
 
     def __post_init__(self) -> None:
-        if self.backend is not None:
-            check_choice("backend", self.backend, get_args(Backend))
+        check_choice("backend", self.backend, get_args(Backend))
+        check_choice("quantize", self.quantize, get_args(Quantization))
         if self.threads is not None:
             check_whole("threads", self.threads, 1, MAX_THREADS)
         if not isinstance(self.kernels, str | None):
             raise ParameterError("kernels", "must be the name of a kernel set, as foredraft doctor lists them")
         check_choice("dtype", self.dtype, get_args(Dtype))
 
+    def wish_of_transformers(self) -> str:
+        """An option that is given and that only Transformers has, or nothing."""
+        own = {name: getattr(self, name) for name in ("device", "device_map", "trust_remote_code", "fixed_rows")}
+        return next((name for name, value in own.items() if value), "dtype" if self.dtype != "auto" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a model is, and what runs it. `reason`: why that is not the core, where its files are a folder."""
+
+    backend: Literal["native", "hf"]
+    path: str
+    is_folder: bool = False
+    reason: str = ""
+
 
 class ModelLoader:
-    """Loads by name: `.gguf` paths, catalogue names and hub ids for the CPU core, folders of Transformers for `hf`.
+    """Loads by name: `.gguf` paths, catalogue names, folders of Transformers and hub ids.
 
-    With backend "hf" hub ids are Transformers' too. Models of the core share one pool of threads. `memory_plans`: of
-    the core's models loaded so far.
+    Backend "auto": GGUF files are for the CPU core, and so are folders with safetensors of a family that it knows,
+    unless an option that only Transformers has is given. With "hf" hub ids are Transformers' too. Models of the core
+    share one pool of threads. `memory_plans`: of the core's models loaded so far.
     """
 
     def __init__(self, options: LoadOptions, progress: LoadProgress | None = None) -> None:
         self._options = options
         self._progress = progress
+        self._places: dict[str, _Place] = {}
         self.memory_plans: list[MemoryPlan] = []
 
-    def backend_of(self, name: str) -> Backend:
-        """Raises ParameterError where the name is not of the kind that was asked for."""
-        is_folder = (Path(os.path.expanduser(name), "config.json")).is_file()
-        if is_folder and self._options.backend == "native":
-            raise ParameterError("backend", f"native reads .gguf files, and {name} is a folder of Transformers: use hf")
-        if is_folder or (self._options.backend == "hf" and is_hub_id(name)):
-            return "hf"
-        return "native"
-
     def load_target(self, name: str, max_model_len: int | None) -> LanguageModel:
-        if self._options.backend == "hf" and self.backend_of(name) == "native":
+        wanted, options = self._options.quantize, self._options
+        if options.backend == "hf" and not self._is_for_transformers(name):
             raise ParameterError("backend", f"hf reads folders and hub ids of Transformers, and {name} is neither")
-        return self._load(name, max_model_len=max_model_len, fixed_rows=self._options.fixed_rows)
+        place = self._locate(name)
+        if place.backend == "hf" and wanted in get_args(Quantize):
+            raise ParameterError("quantize", f"is for models on the CPU core, and not for {name}: {place.reason}")
+        if wanted == "auto":
+            quantize: Quantize | None = AUTO_QUANTIZE if place.is_folder else None
+        else:
+            quantize = None if wanted == "none" else wanted
+        return self._load(name, max_model_len=max_model_len, quantize=quantize, fixed_rows=options.fixed_rows)
 
     def load_draft(self, name: str, quantize: Quantize | None) -> LanguageModel:
         """`quantize` is for models of the core."""
         return self._load(name, quantize=quantize)
 
     def read_tokenizer(self, name: str) -> TextTokenizer:
-        if self.backend_of(name) == "native":
-            return Tokenizer(read_gguf(self._find(name)).metadata)
-        require_hf()
+        place = self._locate(name)
+        if place.backend == "native":
+            return read_folder_tokenizer(place.path) if place.is_folder else Tokenizer(read_gguf(place.path).metadata)
+        self._require_hf(place)
         from foredraft.models.hf.load import read_hf_tokenizer
 
-        return read_hf_tokenizer(os.path.expanduser(name), self._hf_options)
+        return read_hf_tokenizer(place.path, self._hf_options)
 
     def load_images(self, name: str, model: LanguageModel, tokenizer: TextTokenizer) -> ImageReader | None:
         """How a model, loaded by this name, reads images; None: it reads text only."""
-        if self.backend_of(name) == "native":
+        place = self._locate(name)
+        if place.backend == "native":
             return None
         from foredraft.models.hf.load import load_hf_images
         from foredraft.models.hf.model import HFModel
 
         if not isinstance(model, HFModel):
             raise TypeError(f"{name} is of another backend")
-        return load_hf_images(os.path.expanduser(name), self._hf_options, model, tokenizer)
+        return load_hf_images(place.path, self._hf_options, model, tokenizer)
 
     def see_alike(self, images: ImageReader | None, others: ImageReader | None) -> bool:
         """Whether two models read the same of an image; see `read_alike`."""
@@ -124,22 +150,21 @@ class ModelLoader:
     def _load(
         self, name: str, *, max_model_len: int | None = None, quantize: Quantize | None = None, fixed_rows: int = 0
     ) -> LanguageModel:
-        options = self._options
-        if self.backend_of(name) == "hf":
-            require_hf()
+        options, place = self._options, self._locate(name)
+        if place.backend == "hf":
+            self._require_hf(place)
             from foredraft.models.hf.load import load_hf_model
 
             return load_hf_model(
-                os.path.expanduser(name),
+                place.path,
                 self._hf_options,
                 fixed_rows=fixed_rows,
                 max_model_len=max_model_len,
                 max_num_seqs=options.max_num_seqs,
                 kv_cache_tokens=options.kv_cache_tokens,
             )
-        path = self._find(name)
         model = load_model(
-            path,
+            place.path,
             pool=self._pool,
             max_model_len=max_model_len,
             kv_cache_dtype=options.kv_cache_dtype,
@@ -147,10 +172,58 @@ class ModelLoader:
             kv_cache_tokens=options.kv_cache_tokens,
             quantize=quantize,
             kernels=options.kernels,
-            progress=self._named(f"repacking {path.stem}"),
+            progress=self._named(f"repacking {model_name(place.path)}"),
         )
         self.memory_plans.append(model.memory_plan)
         return model
+
+    def _locate(self, name: str) -> _Place:
+        """Pulls what is not on disk."""
+        if name not in self._places:
+            self._places[name] = self._decide(name)
+        return self._places[name]
+
+    def _decide(self, name: str) -> _Place:
+        path = os.path.expanduser(name)
+        if not _is_folder(path):
+            if self._options.backend == "hf" and is_hub_id(name):
+                return _Place("hf", name, reason="backend is hf")
+            path = str(self._find(name))
+            if not _is_folder(path):
+                return _Place("native", path)
+        reason = self._why_not_native(path)
+        if not reason:
+            return _Place("native", path, is_folder=True)
+        logging.getLogger(__name__).info("%s runs by Transformers: %s", name, reason)
+        return _Place("hf", path, is_folder=True, reason=reason)
+
+    def _why_not_native(self, folder: str) -> str:
+        """Empty where the core runs a folder. Raises UnsupportedModelError where it cannot, and has to."""
+        options = self._options
+        if options.backend == "hf":
+            return "backend is hf"
+        if options.backend == "auto" and (wish := options.wish_of_transformers()):
+            return f"only Transformers knows {wish}"
+        if options.backend == "auto" and not self.has_core:
+            return "the C++ core is not built"
+        try:
+            load_core()
+            sees = Checkpoint(folder).sees
+            check_tokenizer(folder)
+        except UnsupportedModelError as error:
+            if options.backend == "native":
+                raise UnsupportedModelError(f"{error}; Transformers may: --backend hf") from None
+            return str(error)
+        return "only Transformers reads images" if sees and options.backend == "auto" else ""
+
+    def _is_for_transformers(self, name: str) -> bool:
+        return _is_folder(os.path.expanduser(name)) or is_hub_id(name)
+
+    def _require_hf(self, place: _Place) -> None:
+        try:
+            require_hf()
+        except MissingExtraError as error:
+            raise MissingExtraError(f"{place.reason}, and Transformers needs an extra: {error}") from None
 
     def _find(self, name: str) -> Path:
         load_core()  # nothing is pulled in vain
@@ -177,3 +250,8 @@ class ModelLoader:
             trust_remote_code=options.trust_remote_code,
             threads=options.threads,
         )
+
+
+def _is_folder(path: str) -> bool:
+    """Whether it is one of Transformers."""
+    return Path(path, CONFIG).is_file()

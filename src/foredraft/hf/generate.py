@@ -22,10 +22,11 @@ from foredraft.errors import ParameterError, TokenizerMismatchError, Unsupported
 from foredraft.hf.batch import Batch, make_batch
 from foredraft.hf.columns import Columns
 from foredraft.hf.pictures import model_inputs, read_prompts, reads_more
+from foredraft.models.fast_tokenizer import FastTokenizer
 from foredraft.models.hf.checks import check_kind
 from foredraft.models.hf.model import HFModel
 from foredraft.models.hf.probe import PictureAnswer, probe_once, probe_pictures_once
-from foredraft.models.hf.tokenizer import HFTokenizer
+from foredraft.models.hf.tokenizer import make_tokenizer
 from foredraft.models.hf.vision import can_see
 from foredraft.types import MAX_DRAFT, Picture, PicturePrompt
 
@@ -38,7 +39,7 @@ class Speculation:
     """Who drafts, and how much."""
 
     assistant_model: Any = None
-    tokenizers: tuple[HFTokenizer, HFTokenizer] | None = None  # the model's and the assistant's, where they differ
+    tokenizers: tuple[FastTokenizer, FastTokenizer] | None = None  # the model's and the assistant's, where they differ
     prompt_lookup: bool = True
     max_matching_ngram_size: int | None = None
     num_assistant_tokens: int = DEFAULT_MAX_DRAFT
@@ -207,13 +208,13 @@ def _make_model_drafter(batch: Batch, target: HFModel, speculation: Speculation)
     return CrossVocabDrafter("model", assistant, theirs, target, ours, native=False)
 
 
-def _different_tokenizers(tokenizer: Any, assistant_tokenizer: Any) -> tuple[HFTokenizer, HFTokenizer] | None:
+def _different_tokenizers(tokenizer: Any, assistant_tokenizer: Any) -> tuple[FastTokenizer, FastTokenizer] | None:
     """Raises ParameterError without one of them, TokenizerMismatchError where no text crosses."""
     if assistant_tokenizer is None:
         return None
     if tokenizer is None:
         raise ParameterError("tokenizer", "must be given with assistant_tokenizer, so that texts can cross")
-    ours, theirs = HFTokenizer(tokenizer), HFTokenizer(assistant_tokenizer)
+    ours, theirs = make_tokenizer(tokenizer), make_tokenizer(assistant_tokenizer)
     pair = compare_tokenizers("the model", ours, "assistant_model", theirs)
     if pair.kind == "impossible":
         raise TokenizerMismatchError(f"{pair}; choose another, or leave it out and draft from the text itself")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foredraft.errors import ModelFileError, UnsupportedModelError
+from foredraft.models.fields import Fields
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -124,7 +125,7 @@ def read_architecture(metadata: Mapping[str, Any], tensors: Mapping[str, TensorS
     if family not in _FAMILIES:
         known = ", ".join(sorted(_FAMILIES))
         raise UnsupportedModelError(f"architecture {family!r} is not supported; supported are {known}")
-    arch = _FAMILIES[family](_Fields(metadata, family), tensors)
+    arch = _FAMILIES[family](Fields(metadata, f"{family}."), tensors)
     _check_tensors(arch, tensors)
     return arch
 
@@ -143,48 +144,7 @@ def _check_tensors(arch: Architecture, tensors: Mapping[str, TensorShape]) -> No
             raise UnsupportedModelError(f"tensor {name} is not part of a {arch.family} decoder that foredraft knows")
 
 
-class _Fields:
-    """Metadata below a family's prefix, checked as they are read."""
-
-    def __init__(self, metadata: Mapping[str, Any], family: str) -> None:
-        self._metadata = metadata
-        self._family = family
-
-    def get(self, key: str) -> Any:
-        return self._metadata.get(f"{self._family}.{key}")
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number in 1 .. 2**31 - 1. A list of equal numbers, one a layer, counts as the number."""
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, list) and value and all(v == value[0] for v in value):
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise ModelFileError(self._problem(key, value, "a positive whole number"))
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise ModelFileError(self._problem(key, value, "a positive number"))
-        return float(value)
-
-    def optional_number(self, key: str) -> float:
-        """A number where 0 or nothing means that the model does not use it."""
-        return self.number(key) if self.get(key) else 0.0
-
-    def _problem(self, key: str, value: Any, wanted: str) -> str:
-        name = f"{self._family}.{key}"
-        if value is None:
-            return f"{name} is missing; the file is incomplete"
-        return f"{name} is {str(value)[:40]}, not {wanted}; the file is damaged"
-
-
-def _read_common(fields: _Fields, family: str, tensors: Mapping[str, TensorShape]) -> Architecture:
+def _read_common(fields: Fields, family: str, tensors: Mapping[str, TensorShape]) -> Architecture:
     """The fields that all families share; rejects metadata that ask for what no family here does."""
     if fields.get("expert_count"):
         raise UnsupportedModelError(f"this {family} file is a mixture of experts, which is not supported")
@@ -200,16 +160,14 @@ def _read_common(fields: _Fields, family: str, tensors: Mapping[str, TensorShape
     num_layers, mid = fields.count("block_count"), fields.count("feed_forward_length")
     if num_layers > len(tensors):
         raise ModelFileError(f"{family}.block_count is {num_layers}, with {len(tensors)} tensors; the file is damaged")
-    for name, size, unit in (
-        ("embedding_length", hidden, 32),
-        ("feed_forward_length", mid, 32),
-        ("attention.key_length", head_dim, 16),
-        ("attention.head_count", num_heads * head_dim, 32),
-    ):
-        if size == 0 or size % unit:
-            raise UnsupportedModelError(
-                f"{family}.{name} makes a width of {size}; only multiples of {unit} are supported"
-            )
+    check_widths(
+        {
+            f"{family}.embedding_length": (hidden, 32),
+            f"{family}.feed_forward_length": (mid, 32),
+            f"{family}.attention.key_length": (head_dim, 16),
+            f"{family}.attention.head_count": (num_heads * head_dim, 32),
+        }
+    )
     if fields.count("rope.dimension_count", head_dim) != head_dim:
         raise UnsupportedModelError(f"{family}.rope.dimension_count: RoPE over a part of a head is not supported")
     return Architecture(
@@ -232,6 +190,13 @@ def _read_common(fields: _Fields, family: str, tensors: Mapping[str, TensorShape
     )
 
 
+def check_widths(widths: Mapping[str, tuple[int, int]]) -> None:
+    """Field -> the width that it makes, and what divides every width that the core takes. UnsupportedModelError."""
+    for name, (width, unit) in widths.items():
+        if width == 0 or width % unit:
+            raise UnsupportedModelError(f"{name} makes a width of {width}; only multiples of {unit} are supported")
+
+
 def _vocab_size(tensors: Mapping[str, TensorShape]) -> int:
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -239,7 +204,7 @@ def _vocab_size(tensors: Mapping[str, TensorShape]) -> int:
     return embedding.shape[1]
 
 
-def _read_rope(fields: _Fields, family: str) -> Rope:
+def _read_rope(fields: Fields, family: str) -> Rope:
     kind = fields.get("rope.scaling.type") or "linear"
     if kind not in ("none", "linear"):
         raise UnsupportedModelError(f"RoPE scaling {kind!r} is not supported; supported are none, linear, llama3")
@@ -249,19 +214,19 @@ def _read_rope(fields: _Fields, family: str) -> Rope:
     return Rope(theta, factor if kind == "linear" else 1.0)
 
 
-def _read_llama(fields: _Fields, tensors: Mapping[str, TensorShape]) -> Architecture:
+def _read_llama(fields: Fields, tensors: Mapping[str, TensorShape]) -> Architecture:
     return dataclasses.replace(_read_common(fields, "llama", tensors), rope_interleaved=True)
 
 
-def _read_qwen2(fields: _Fields, tensors: Mapping[str, TensorShape]) -> Architecture:
+def _read_qwen2(fields: Fields, tensors: Mapping[str, TensorShape]) -> Architecture:
     return _read_common(fields, "qwen2", tensors)
 
 
-def _read_qwen3(fields: _Fields, tensors: Mapping[str, TensorShape]) -> Architecture:
+def _read_qwen3(fields: Fields, tensors: Mapping[str, TensorShape]) -> Architecture:
     return dataclasses.replace(_read_common(fields, "qwen3", tensors), qk_norm=True)
 
 
-def _read_gemma3(fields: _Fields, tensors: Mapping[str, TensorShape]) -> Architecture:
+def _read_gemma3(fields: Fields, tensors: Mapping[str, TensorShape]) -> Architecture:
     """Gemma 3 (arXiv 2503.19786): five local layers to a global one; RoPE scaling concerns the global ones."""
     arch = _read_common(fields, "gemma3", tensors)
     window = fields.count("attention.sliding_window") if fields.get("attention.sliding_window") else 0
@@ -282,7 +247,7 @@ def _read_gemma3(fields: _Fields, tensors: Mapping[str, TensorShape]) -> Archite
     )
 
 
-def _read_local_layers(fields: _Fields, num_layers: int, period: int) -> tuple[bool, ...]:
+def _read_local_layers(fields: Fields, num_layers: int, period: int) -> tuple[bool, ...]:
     """True for the layers that attend within the window: all but the last of every `period`, or as the file lists."""
     pattern = fields.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
@@ -294,7 +259,7 @@ def _read_local_layers(fields: _Fields, num_layers: int, period: int) -> tuple[b
     return tuple(i % period != period - 1 for i in range(num_layers))
 
 
-_FAMILIES: Mapping[str, Callable[[_Fields, Mapping[str, TensorShape]], Architecture]] = {
+_FAMILIES: Mapping[str, Callable[[Fields, Mapping[str, TensorShape]], Architecture]] = {
     "llama": _read_llama,
     "qwen2": _read_qwen2,
     "qwen3": _read_qwen3,

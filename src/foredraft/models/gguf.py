@@ -65,6 +65,10 @@ class GGUFFile:
         view: NDArray[np.uint8] = self._native.view(info.offset, info.nbytes)
         return view
 
+    def parts(self) -> list[tuple[str, list[tuple[int, int]]]]:
+        """What packed weights depend on: files, and the spans in them, (offset, bytes), that hold tensors."""
+        return [(self.path, [(info.offset, info.nbytes) for info in self.tensors.values()])]
+
     def drop_pages(self, name: str) -> None:
         """Give the memory that holds a tensor's pages back; a later read fetches them from the disk again."""
         info = self.tensors[name]

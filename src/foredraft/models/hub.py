@@ -172,7 +172,8 @@ def _describe(name: str, own: Sequence[Path], removable: bool) -> ModelOnDisk:
     path = own[0] if own else Path(name)
     if (own and path.suffix != ".gguf") or not path.exists():
         return ModelOnDisk(name, None, sum(part.stat().st_size for part in own), packed, removable)
-    return ModelOnDisk(name, path, path.stat().st_size, packed, removable)
+    files = path.glob("*.safetensors") if path.is_dir() else [path]
+    return ModelOnDisk(name, path, sum(file.stat().st_size for file in files), packed, removable)
 
 
 def _delete(files: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""From a GGUF file to a model that runs: read, check, repack or map, hand over to the core."""
+"""From a GGUF file or a folder to a model that runs: read, check, repack or map, hand over to the core."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from foredraft.errors import ModelFileError, NativeCoreError, ParameterError, UnsupportedModelError
 from foredraft.models.architecture import Architecture, read_architecture, tensor_shapes
 from foredraft.models.base import BLOCK_SIZE
+from foredraft.models.folder.checkpoint import Checkpoint
 from foredraft.models.gguf import GGUFFile, load_core, read_gguf
 from foredraft.models.hub import packed_directory
 from foredraft.models.native import MemoryPlan, NativeModel
@@ -22,6 +23,8 @@ from foredraft.types import MAX_DRAFT, check_choice, check_whole
 if TYPE_CHECKING:
     from foredraft._native import Decoder, ThreadPool
 
+#: What holds the tensors of a decoder.
+ModelFiles = GGUFFile | Checkpoint
 KVCacheDtype = Literal["f16", "f32"]
 Quantize = Literal["q4", "q8"]
 
@@ -65,21 +68,20 @@ def load_model(
     progress: Progress | None = None,
     cache: bool = True,
 ) -> NativeModel:
-    """Load a GGUF file for the CPU core. `pool` may be shared with other models.
+    """Load a GGUF file, or a folder of Transformers with safetensors, for the CPU core.
 
-    max_model_len: None takes the model's own context. kv_cache_tokens: what the cache holds, all sequences together;
-    None has room for max_num_seqs sequences of max_model_len and a draft each, but no more than MAX_KV_CACHE_TOKENS if
-    one fits in these; memory is taken as it fills. quantize: "q4" (4 bits, scale and minimum per 32
-    inputs) or "q8" requantises every matrix, which a draft may well do. kernels: a kernel set by name; None takes the
-    best one that runs here. progress: called with packed bytes done and in all, while weights are repacked, which
-    happens on a model's first start. cache: keep repacked weights on disk.
+    pool: may be shared with other models. max_model_len: None takes the model's own context. kv_cache_tokens: what the
+    cache holds, all sequences together; None has room for max_num_seqs sequences of max_model_len and a draft each, but
+    no more than MAX_KV_CACHE_TOKENS if one fits in these; memory is taken as it fills. quantize: None keeps the file's
+    own numbers; "q4" (4 bits, scale and minimum per 32 inputs) or "q8" (8 bits, a scale) rounds every matrix. kernels:
+    a kernel set by name; None takes the best one that runs here. progress: called with packed bytes done and in all,
+    while weights are repacked, which happens on a model's first start. cache: keep repacked weights on disk.
 
     Raises ModelFileError, UnsupportedModelError, ParameterError, NativeCoreError.
     """
     core = load_core()
-    file = read_gguf(path)
+    file, arch = open_model(path)
     try:
-        arch = read_architecture(file.metadata, file.tensors)
         tensors = plan_tensors(file, arch, quantize)
     except (ModelFileError, UnsupportedModelError) as error:
         raise type(error)(f"{file.path}: {error}") from None
@@ -100,10 +102,28 @@ def load_model(
         scratch=scratch_bytes(arch, SCRATCH_ROWS, SCRATCH_LOGITS),
     )
     head_bytes = next(tensor.nbytes for tensor in tensors if tensor.name == HEAD)
-    return NativeModel(Path(path).stem, arch, decoder, kv_cache, max_model_len, head_bytes, plan)
+    return NativeModel(model_name(path), arch, decoder, kv_cache, max_model_len, head_bytes, plan)
 
 
-def plan_tensors(file: GGUFFile, arch: Architecture, quantize: Quantize | None = None) -> list[PackedTensor]:
+def open_model(path: str | os.PathLike[str]) -> tuple[ModelFiles, Architecture]:
+    """The tensors of a GGUF file or of a folder, and what they make up. Raises as `load_model`."""
+    if os.path.isdir(path):
+        checkpoint = Checkpoint(path)
+        return checkpoint, checkpoint.architecture
+    file = read_gguf(path)
+    try:
+        return file, read_architecture(file.metadata, file.tensors)
+    except (ModelFileError, UnsupportedModelError) as error:
+        raise type(error)(f"{file.path}: {error}") from None
+
+
+def model_name(path: str | os.PathLike[str]) -> str:
+    """What a file or folder is called, the file without .gguf."""
+    path = Path(path).absolute()
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+def plan_tensors(file: ModelFiles, arch: Architecture, quantize: Quantize | None = None) -> list[PackedTensor]:
     """The matrices that a pass multiplies by, the head last: its own, or the embedding matrix where they are tied.
 
     Raises UnsupportedModelError for a tensor type that the core cannot read, ParameterError for an unknown `quantize`.
@@ -123,7 +143,7 @@ def plan_tensors(file: GGUFFile, arch: Architecture, quantize: Quantize | None =
     return tensors
 
 
-def make_decoder(core: Any, arch: Architecture, file: GGUFFile, pool: ThreadPool, kernels: str | None) -> Decoder:
+def make_decoder(core: Any, arch: Architecture, file: ModelFiles, pool: ThreadPool, kernels: str | None) -> Decoder:
     """A decoder of the core without weights. `kernels` None: FOREDRAFT_KERNELS, or the best set that runs here."""
     kernels = kernels or os.environ.get("FOREDRAFT_KERNELS") or None
     divisors = _vector(core, file, ROPE_DIVISORS) if arch.rope_divisors else None
@@ -169,7 +189,7 @@ def scratch_bytes(arch: Architecture, rows: int, num_logits: int) -> int:
 
 def _pack_weights(
     core: Any,
-    file: GGUFFile,
+    file: ModelFiles,
     tensors: Sequence[PackedTensor],
     quantize: Quantize | None,
     num_threads: int,
@@ -181,8 +201,7 @@ def _pack_weights(
         core.pack(tensor.format, _ggml_type(file, tensor.source), tensor.n, tensor.k, source, packed)
         file.drop_pages(tensor.source)
 
-    spans = [(info.offset, info.nbytes) for info in file.tensors.values()]
-    origin = identify(file.path, spans, quantize)
+    origin = identify(file.path, file.parts(), quantize)
     directory = packed_directory() if cache else None
     return load_packed(directory, origin, tensors, pack, num_threads, progress)
 
@@ -191,7 +210,7 @@ def _set_weights(
     core: Any,
     decoder: Decoder,
     arch: Architecture,
-    file: GGUFFile,
+    file: ModelFiles,
     tensors: Sequence[PackedTensor],
     weights: PackedWeights,
 ) -> None:
@@ -204,12 +223,12 @@ def _set_weights(
     decoder.set_embedding(_ggml_type(file, EMBEDDING), arch.vocab_size, arch.hidden_size, embedding)
 
 
-def _vector(core: Any, file: GGUFFile, name: str) -> NDArray[np.float32]:
+def _vector(core: Any, file: ModelFiles, name: str) -> NDArray[np.float32]:
     vector: NDArray[np.float32] = core.dequantize(_ggml_type(file, name), file.data(name))
     return vector
 
 
-def _ggml_type(file: GGUFFile, name: str) -> int:
+def _ggml_type(file: ModelFiles, name: str) -> int:
     type = file.tensors[name].type
     if type not in GGML_TYPES:
         raise UnsupportedModelError(f"tensor {name} is {type}; supported types are {', '.join(GGML_TYPES)}")

@@ -82,22 +82,27 @@ class Origin:
     quantize: str
 
 
-def identify(path: str | os.PathLike[str], spans: Sequence[tuple[int, int]], quantize: str | None) -> Origin:
-    """The origin of a model file whose tensors lie at `spans`, (offset, bytes) from the start of the file.
+#: A file, and where tensors lie in it: (offset, bytes) from its start.
+Part = tuple[str | os.PathLike[str], Sequence[tuple[int, int]]]
 
-    The key is a hash of size, time of change, all before the first tensor, and samples of every tensor. Other weights
-    get another key even where the header and the time are the same, as in an archive's files; an edit of a few weights
-    between the samples is told by the time alone.
+
+def identify(path: str | os.PathLike[str], parts: Sequence[Part], quantize: str | None) -> Origin:
+    """The origin of a model, a file or a folder at `path`, whose tensors are in the files of `parts`.
+
+    The key is a hash of, for every file, size, time of change, all before the first tensor, and samples of every
+    tensor. Other weights get another key even where the header and the time are the same, as in an archive's files; an
+    edit of a few weights between the samples is told by the time alone.
     """
     digest = hashlib.blake2b(digest_size=8)
-    with open(path, "rb") as file:
-        status = os.fstat(file.fileno())
-        digest.update(f"{LAYOUT_VERSION} {status.st_size} {status.st_mtime_ns} {quantize}\n".encode())
-        digest.update(file.read(min(offset for offset, _ in spans)))
-        for offset, nbytes in sorted(spans):
-            for i in range(_SAMPLES):
-                begin = max(nbytes - _SAMPLE, 0) * i // (_SAMPLES - 1)
-                digest.update(os.pread(file.fileno(), min(_SAMPLE, nbytes), offset + begin))
+    for name, spans in parts:
+        with open(name, "rb") as file:
+            status = os.fstat(file.fileno())
+            digest.update(f"{LAYOUT_VERSION} {status.st_size} {status.st_mtime_ns} {quantize}\n".encode())
+            digest.update(file.read(min(offset for offset, _ in spans)))
+            for offset, nbytes in sorted(spans):
+                for i in range(_SAMPLES):
+                    begin = max(nbytes - _SAMPLE, 0) * i // (_SAMPLES - 1)
+                    digest.update(os.pread(file.fileno(), min(_SAMPLE, nbytes), offset + begin))
     return Origin(os.path.abspath(path), digest.hexdigest(), quantize or "")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -55,10 +57,19 @@ def sentencepiece() -> Any:
     )
 
 
-def write_folder(path: Path, name: str = "llama", seed: int = 0, *, padding: int = 0, tokenizer: Any = None) -> Path:
-    """A model and its tokenizer; its head has `padding` rows more than there are tokens."""
+def write_folder(
+    path: Path,
+    name: str = "llama",
+    seed: int = 0,
+    *,
+    padding: int = 0,
+    tokenizer: Any = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """A model and its tokenizer; its head has `padding` rows more than there are tokens. settings: of the model."""
     tokenizer = tokenizer or byte_level()
-    made = make_model(name, seed, vocab_size=len(tokenizer) + padding, eos_token_id=tokenizer.eos_token_id)
+    own = {"vocab_size": len(tokenizer) + padding, "eos_token_id": tokenizer.eos_token_id}
+    made = make_model(name, seed, **settings, **own)
     made.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path

@@ -13,11 +13,12 @@ import transformers
 
 from foredraft.errors import ForedraftError, ModelFileError, ParameterError, UnsupportedModelError
 from foredraft.models.base import ImageReader, TextTokenizer
+from foredraft.models.fast_tokenizer import FastTokenizer
 from foredraft.models.hf.checks import context_length
 from foredraft.models.hf.model import HFModel
 from foredraft.models.hf.probe import probe_once
 from foredraft.models.hf.processor import HFImageReader, NoImages, ProcessorLoader, check_reader
-from foredraft.models.hf.tokenizer import HFTokenizer
+from foredraft.models.hf.tokenizer import make_tokenizer
 from foredraft.models.load import count_blocks
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "auto": "auto"}
@@ -79,7 +80,7 @@ def load_hf_model(
     )
 
 
-def read_hf_tokenizer(name: str, options: HFOptions) -> HFTokenizer:
+def read_hf_tokenizer(name: str, options: HFOptions) -> FastTokenizer:
     """The tokenizer of a folder or hub id, with the ends of text that the model's settings name.
 
     Raises ModelFileError, UnsupportedModelError.
@@ -91,7 +92,7 @@ def read_hf_tokenizer(name: str, options: HFOptions) -> HFTokenizer:
         ends = transformers.GenerationConfig.from_pretrained(name, local_files_only=_is_offline()).eos_token_id
     except OSError:  # the model has no such file
         ends = None
-    return HFTokenizer(tokenizer, [ends] if isinstance(ends, int) else ends or [])
+    return make_tokenizer(tokenizer, [ends] if isinstance(ends, int) else ends or [])
 
 
 def load_hf_images(name: str, options: HFOptions, model: HFModel, tokenizer: TextTokenizer) -> ImageReader | None:
