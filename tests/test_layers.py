@@ -1,4 +1,4 @@
-"""A room imports only from rooms above it, and nothing outside the Transformers backend imports torch."""
+"""A room imports only from rooms above it, and torch and Triton stay out of all that runs without them."""
 
 import ast
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ ROOMS = ["algo", "models", "kvcache", "drafters", "engine", "hf", "server", "tra
 MESSAGES = {"types", "errors", "config", "_native"}
 #: Doubles for tests: may import every room, and no room may import them.
 TESTING = "testing"
-#: Where torch and transformers may be imported.
-TORCH_ROOMS = {"hf", "train"}
+#: Where optional packages may be imported.
+OPTIONAL = {"torch": {"hf", "train", "triton"}, "transformers": {"hf", "train"}, "triton": {"triton"}}
 
 
 def imported_modules(source: str, package: str) -> Iterator[str]:
@@ -41,7 +41,7 @@ def forbidden_imports(path: Path, source: str) -> list[str]:
     found = []
     for name in imported_modules(source, package):
         parts = name.split(".")
-        if parts[0] in ("torch", "transformers") and TORCH_ROOMS.isdisjoint(places):
+        if parts[0] in OPTIONAL and OPTIONAL[parts[0]].isdisjoint(places):
             found.append(name)
         if parts[0] != "foredraft" or len(parts) == 1 or room in ("__init__", "__main__", TESTING):
             continue
@@ -75,6 +75,9 @@ def test_every_room_has_its_place() -> None:
         ("types.py", "from foredraft.algo import sampler"),
         ("engine/step.py", "import torch.nn"),
         ("models/native.py", "from transformers import AutoModel"),
+        ("models/hf/load.py", "import triton"),
+        ("algo/triton/laws.py", "import transformers"),
+        ("algo/triton/laws.py", "from foredraft.models.base import Rows"),
     ],
 )
 def test_a_wrong_import_is_found(file: str, source: str) -> None:
@@ -85,6 +88,7 @@ def test_a_wrong_import_is_found(file: str, source: str) -> None:
     ("file", "source"),
     [
         ("models/hf.py", "import torch"),
+        ("algo/triton/laws.py", "import torch, triton"),
         ("cli/main.py", "from foredraft.engine.llm import LLM"),
         ("models/base.py", "from foredraft.types import Array"),
     ],

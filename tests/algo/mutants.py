@@ -256,7 +256,7 @@ MUTANTS = [
     Mutant(
         "min_tokens counts passes",
         ARRAY,
-        "_adjust",
+        "_reweigh",
         "len(output) < params.min_tokens",
         "self._num_passes < params.min_tokens",
         test_sampler_exact.test_min_tokens_counts_tokens_and_not_passes,

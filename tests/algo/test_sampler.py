@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tests.triton_device import DEVICE  # isort: skip  (before any kernel is defined)
+
 import numpy as np
 import pytest
 import torch
@@ -22,10 +24,17 @@ def array_sampler(params: SamplingParams, **options) -> Sampler:
 
 
 def native_sampler(params: SamplingParams, **options) -> Sampler:
-    return array_sampler(params, native=True, **options)
+    return array_sampler(params, kind="native", **options)
 
 
-implementations = pytest.mark.parametrize("make", [array_sampler, native_sampler], ids=["array", "native"])
+def triton_sampler(params: SamplingParams, **options) -> Sampler:
+    return array_sampler(params, kind="triton", device=DEVICE, **options)
+
+
+quick = pytest.mark.parametrize("make", [array_sampler, native_sampler], ids=["array", "native"])
+implementations = pytest.mark.parametrize(
+    "make", [array_sampler, native_sampler, triton_sampler], ids=["array", "native", "triton"]
+)
 
 
 def logits_after(context: Sequence[int], width: int = VOCAB, salt: int = 0) -> np.ndarray:
@@ -139,7 +148,7 @@ def test_bias_can_forbid_what_the_model_wants(make):
         assert verdict.token != wanted
 
 
-@implementations
+@quick
 def test_min_p_holds_under_speculation(make):
     logits = np.zeros(VOCAB, dtype=np.float32)
     logits[[5, 6]] = 10.0
@@ -151,7 +160,7 @@ def test_min_p_holds_under_speculation(make):
         assert verdict.token in (5, 6)
 
 
-@implementations
+@quick
 def test_frequency_penalty_counts_every_token_of_an_accepted_block(make):
     """A draft that is always accepted is penalised as plain decoding is."""
     logits = np.zeros(VOCAB, dtype=np.float32)
@@ -232,7 +241,7 @@ def mask_of(*tokens: int) -> np.ndarray:
     return pack_mask(np.isin(np.arange(VOCAB), tokens))
 
 
-@implementations
+@quick
 def test_only_what_the_mask_allows_is_chosen(make):
     rows = np.stack([logits_after([7]), logits_after([7, 8])])
     for params in (SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=2, frequency_penalty=1.0)):

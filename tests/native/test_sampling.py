@@ -33,7 +33,7 @@ def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
 
 def pair(params: SamplingParams, **options) -> tuple[Sampler, Sampler]:
     """The reference and the native sampler."""
-    return make_sampler(params, **options), make_sampler(params, native=True, **options)
+    return make_sampler(params, **options), make_sampler(params, kind="native", **options)
 
 
 def random_masks(rng: np.random.Generator, count: int, vocab: int) -> np.ndarray:
@@ -140,7 +140,7 @@ def test_greedy_takes_the_lowest_of_equals():
         for sampler in pair(GREEDY, vocab_size=1000, prompt=[], seed=0):
             assert sampler.verify(logits[None], Draft()).token == where[0]
     below = np.full(20, -5.0, dtype=np.float32)  # less than the padding of a register could be
-    assert make_sampler(GREEDY, vocab_size=20, prompt=[], seed=0, native=True).verify(below[None], Draft()).token == 0
+    assert make_sampler(GREEDY, vocab_size=20, prompt=[], seed=0, kind="native").verify(below[None], Draft()).token == 0
 
 
 def follows(counts: np.ndarray, law: np.ndarray) -> bool:
@@ -171,7 +171,7 @@ def test_fifty_tokens_follow_the_target(method: str):
             prompt=[],
             seed=seed,
             method="block" if method == "block" else "standard",
-            native=True,
+            kind="native",
         )
         tokens: list[int] = []
         for i in range(2):
@@ -209,7 +209,7 @@ def test_every_kernel_set_gives_the_same_bits():
     ):
         results = []
         for name in sets:
-            sampler = make_sampler(params, vocab_size=5003, prompt=[1, 2], seed=9, native=True, kernel_set=name)
+            sampler = make_sampler(params, vocab_size=5003, prompt=[1, 2], seed=9, kind="native", kernel_set=name)
             probs = np.zeros((3, 5003), dtype=np.float32)
             found: list[tuple[object, ...]] = []
             tokens: list[int] = []
@@ -235,7 +235,7 @@ def test_seeds_of_every_sign_and_size():
 
 
 def test_arguments_may_be_numpy_and_results_are_plain():
-    sampler = make_sampler(GREEDY, vocab_size=8, prompt=np.array([1, 2]), seed=0, native=True)
+    sampler = make_sampler(GREEDY, vocab_size=8, prompt=np.array([1, 2]), seed=0, kind="native")
     rows = np.eye(8, dtype=np.float32)[[3, 4, 5]]
     sampler.extend(np.array([1], dtype=np.int64))
     verdict = sampler.verify(rows, Draft(tokens=np.array([3, 4], dtype=np.int32), parents=np.array([-1, 0])))

@@ -1,13 +1,15 @@
 """One sequence's sampling state, as the engine and model drafters use it.
 
-Two implementations answer to the protocol: `ArraySampler`, written on the functions of this room for any array
-library, and the C++ one of the CPU core (`foredraft._native.Sampler`). A test holds them equal.
+Three implementations answer to the protocol: `ArraySampler`, written on the functions of this room for any array
+library, the C++ one of the CPU core (`foredraft._native.Sampler`), and `TritonSampler` for rows on a GPU
+(`algo/triton/`). Tests hold them equal.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -23,8 +25,13 @@ from foredraft.errors import NoTokenError, NumericalError
 from foredraft.types import Array, Draft, SamplingParams, TokenLogprob, Verdict
 
 RejectionMethod = Literal["standard", "block"]
+SamplerKind = Literal["array", "native", "triton"]
 Mask = NDArray[np.uint32]  # one row of `algo/masks.py`
 Masks = NDArray[np.uint32]  # several
+
+NOT_FINITE = "the model produced logits that are not finite; its weights or its input are damaged"
+NO_TOKEN = "no token is left to choose: every logit is -inf"
+NO_DRAFT_LAW = "the draft's probabilities do not sum to a positive number"
 
 
 class Sampler(Protocol):
@@ -87,16 +94,18 @@ def make_sampler(
     eos_ids: Sequence[int] = (),
     method: RejectionMethod = "block",
     vocab_limit: int | None = None,
-    native: bool = False,
+    kind: SamplerKind = "array",
     kernel_set: str | None = None,
+    device: str | None = None,
 ) -> Sampler:
     """A sampler for one choice of one request.
 
     vocab_size: width of the target's rows; ids from `vocab_limit` on (default: none) are never chosen. prompt: the
-    tokens already known. eos_ids: what `min_tokens` holds back. native: the C++ one, which takes float32 rows in
-    C order, with the best kernel set or the one named (all give the same bits).
+    tokens already known. eos_ids: what `min_tokens` holds back. kind "native": the C++ one, which takes float32 rows of
+    numpy in C order, with the best kernel set or the one named (all give the same bits); "triton": for float32 tensors
+    of torch on `device`.
     """
-    if native:
+    if kind == "native":
         from foredraft import _native  # the rooms above must work without the compiled core
 
         return _native.Sampler(
@@ -118,16 +127,51 @@ def make_sampler(
             repetition_penalty=params.repetition_penalty,
             logit_bias=params.logit_bias,
         )
-    return ArraySampler(
-        params,
-        vocab_size=vocab_size,
-        prompt=prompt,
-        seed=seed,
-        choice=choice,
-        eos_ids=eos_ids,
-        method=method,
-        vocab_limit=vocab_limit,
-    )
+    options: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "prompt": prompt,
+        "seed": seed,
+        "choice": choice,
+        "eos_ids": eos_ids,
+        "method": method,
+        "vocab_limit": vocab_limit,
+    }
+    if kind == "triton":
+        from foredraft.algo.triton.sampler import TritonSampler  # torch is an extra
+
+        return TritonSampler(params, device=device, **options)
+    return ArraySampler(params, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What `sampler.verify` is asked."""
+
+    sampler: Sampler
+    logits: Array
+    draft: Draft
+    masks: Masks | None = None
+
+
+def verify_all(checks: Sequence[Check]) -> list[Verdict | NumericalError]:
+    """Each check's verdict, or why its sequence cannot go on.
+
+    Samplers whose class has a `verify_together` decide in common, which changes no verdict.
+    """
+    outcomes: dict[int, Verdict | NumericalError] = {}
+    together: dict[Any, list[int]] = {}
+    for i, check in enumerate(checks):
+        decide = getattr(type(check.sampler), "verify_together", None)
+        if decide is not None:
+            together.setdefault(decide, []).append(i)
+            continue
+        try:
+            outcomes[i] = check.sampler.verify(check.logits, check.draft, check.masks)
+        except NumericalError as error:
+            outcomes[i] = error
+    for decide, members in together.items():
+        outcomes.update(zip(members, decide([checks[i] for i in members]), strict=True))
+    return [outcomes[i] for i in range(len(checks))]
 
 
 class ArraySampler:
@@ -173,15 +217,13 @@ class ArraySampler:
     def draw(
         self, logits: Array, path: Sequence[int], probs: Array | None, mask: Mask | None = None
     ) -> tuple[int, float]:
-        self._check_draw(logits, path, mask)
+        self._check_draw(logits, path, mask, probs)
         scores = self._process(self._fit(_to_double(logits)), path, mask)
         if probs is None:
             token = self._sample_target(scores, len(path))
             return token, float(filters.softmax(scores)[token])
         law = _one_hot(scores) if self._params.is_greedy else filters.softmax(scores)
         width = min(probs.shape[0], self._vocab_size)
-        if width < min(logits.shape[0], self._vocab_size):
-            raise ValueError(f"a buffer of {width} probabilities is too narrow for {logits.shape[0]} logits")
         probs[:] = 0
         probs[:width] = law[:width]
         rounded = _to_double(probs)  # the law is what the buffer holds
@@ -208,13 +250,7 @@ class ArraySampler:
         return found
 
     def verify(self, logits: Array, draft: Draft, masks: Masks | None = None) -> Verdict:
-        tokens = [int(token) for token in draft.tokens]
-        parents = chain(len(tokens)) if draft.parents is None else [int(i) for i in draft.parents]
-        self._check_draft(logits, tokens, parents, draft.probs)
-        if masks is not None:
-            self._check_words(masks.shape[1])
-            if masks.shape[0] != 1 + len(tokens):
-                raise ValueError(f"{masks.shape[0]} masks; this draft needs {1 + len(tokens)}")
+        tokens, parents = self._check_draft(logits, draft, masks)
         rows = _ProcessedRows(self, logits, tokens, parents, masks)
         if draft.probs is None or not tokens:
             verdict = sample_and_walk(tokens, parents, rows.sample)
@@ -260,10 +296,16 @@ class ArraySampler:
         return logits
 
     def _adjust(self, logits: Array, path: Sequence[int], mask: Mask | None) -> Array:
-        """After bias, the end-of-text mask, penalties and the grammar's mask."""
+        """After bias, the end-of-text mask, penalties and the grammar's mask; checked before and after."""
         _check_numbers(logits)
-        params = self._params
+        logits = self._reweigh(logits, path, mask)
         xp = array_namespace(logits)
+        if not bool(xp.any(xp.isfinite(logits))):
+            raise NoTokenError(NO_TOKEN)
+        return logits
+
+    def _reweigh(self, logits: Array, path: Sequence[int], mask: Mask | None) -> Array:
+        params = self._params
         output = [*self._tokens[self._num_prompt_tokens :], *path]
         if params.logit_bias:
             logits = filters.apply_logit_bias(logits, _like(self._bias, logits))
@@ -287,8 +329,6 @@ class ArraySampler:
             )
         if mask is not None:
             logits = filters.mask_tokens(logits, _like(~unpack_mask(mask, self._vocab_size), logits))
-        if not bool(xp.any(xp.isfinite(logits))):
-            raise NoTokenError("no token is left to choose: every logit is -inf")
         return logits
 
     def _sample_target(self, scores: Array, depth: int) -> int:
@@ -319,18 +359,24 @@ class ArraySampler:
         if num_words != expected:
             raise ValueError(f"a mask has {num_words} words; expected {expected}")
 
-    def _check_draw(self, logits: Array, path: Sequence[int], mask: Mask | None) -> None:
+    def _check_row(self, shape: Sequence[int], exact: bool) -> None:
+        if len(shape) != 1 or shape[0] == 0 or (exact and shape[0] != self._vocab_size):
+            raise ValueError(f"logits have shape {tuple(shape)}; expected one row of {self._vocab_size}")
+
+    def _check_draw(self, logits: Array, path: Sequence[int], mask: Mask | None, probs: Array | None = None) -> None:
         self._check_row(logits.shape, exact=False)
         for token in path:
             self._check_token(token, "path")
         if mask is not None:
             self._check_words(mask.shape[0])
+        width = min(logits.shape[0], self._vocab_size)
+        if probs is not None and probs.shape[0] < width:
+            raise ValueError(f"a buffer of {probs.shape[0]} probabilities is too narrow for {width} logits")
 
-    def _check_row(self, shape: Sequence[int], exact: bool) -> None:
-        if len(shape) != 1 or shape[0] == 0 or (exact and shape[0] != self._vocab_size):
-            raise ValueError(f"logits have shape {tuple(shape)}; expected one row of {self._vocab_size}")
-
-    def _check_draft(self, logits: Array, tokens: Sequence[int], parents: Sequence[int], probs: Array | None) -> None:
+    def _check_draft(self, logits: Array, draft: Draft, masks: Masks | None) -> tuple[Sequence[int], Sequence[int]]:
+        """Returns tokens and parents."""
+        tokens, probs = [int(token) for token in draft.tokens], draft.probs
+        parents = chain(len(tokens)) if draft.parents is None else [int(i) for i in draft.parents]
         expected = (1 + len(tokens), self._vocab_size)
         if tuple(logits.shape) != expected:
             raise ValueError(f"logits have shape {tuple(logits.shape)}; this draft needs {expected}")
@@ -341,6 +387,11 @@ class ArraySampler:
             self._check_token(token, "draft")
         if probs is not None and (len(probs.shape) != 2 or probs.shape[0] != len(tokens)):
             raise ValueError(f"draft probabilities have shape {tuple(probs.shape)}; expected {len(tokens)} rows")
+        if masks is not None:
+            self._check_words(masks.shape[1])
+            if masks.shape[0] != 1 + len(tokens):
+                raise ValueError(f"{masks.shape[0]} masks; this draft needs {1 + len(tokens)}")
+        return tokens, parents
 
 
 class _ProcessedRows:
@@ -379,7 +430,7 @@ class _DraftLaws:
             law = xp.concat([law, padding])
         total = float(xp.sum(law))
         if not 0 < total < math.inf:
-            raise ValueError("the draft's probabilities do not sum to a positive number")
+            raise ValueError(NO_DRAFT_LAW)
         return law / total
 
 
@@ -404,4 +455,4 @@ def _check_numbers(logits: Array) -> None:
     xp = array_namespace(logits)
     best = float(xp.max(logits))  # NaN if one is there
     if not math.isfinite(best):
-        raise NumericalError("the model produced logits that are not finite; its weights or its input are damaged")
+        raise NumericalError(NOT_FINITE)

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from array_api_compat import array_namespace, device
 
 from foredraft.algo import tree
 from foredraft.algo.lengths import worth_growing
@@ -216,15 +215,15 @@ class LawChain(Chain):
     def __init__(self, request: DraftRequest, state: ChainState, text: Sequence[int], ids: Ids) -> None:
         super().__init__(request, state, text)
         self._ids = ids
-        self._probs: NDArray[np.float32] | None = None
-        if not request.seq.params.is_coupled:
-            self._probs = np.empty((request.num_tokens, ids.width), np.float32)
+        self._probs: Array | None = None  # [num_tokens, width] float32, beside the model's rows
 
     def draw(self, logits: Array) -> None:
+        seq, row = self.request.seq, self._ids.row(logits)
+        if self._probs is None and not seq.params.is_coupled:
+            xp, shape = array_namespace(row), (self.request.num_tokens, self._ids.width)
+            self._probs = xp.empty(shape, dtype=xp.float32, device=device(row))
         probs = None if self._probs is None else self._probs[len(self.tokens)]
-        seq = self.request.seq
         mask = seq.grammar.mask(self.tokens) if seq.grammar is not None else None
-        row = self._ids.row(logits)
         token, probability = seq.sampler.draw(row, self.tokens, probs, mask)
         if seq.params.is_greedy and self.request.price is not None:
             for other, odds in seq.sampler.runners_up(row, self.tokens, MAX_LEAVES, LEAST_ODDS, mask):
@@ -234,7 +233,7 @@ class LawChain(Chain):
         self.is_over = seq.grammar is not None and seq.grammar.is_complete(self.tokens)
 
     @property
-    def probs(self) -> NDArray[np.float32] | None:
+    def probs(self) -> Array | None:
         return None if self._probs is None else self._probs[: len(self.tokens)]
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+from array_api_compat import to_device
+from numpy.typing import NDArray
 
 from foredraft.algo.alignment import (
     SharedVocabulary,
@@ -44,7 +46,7 @@ class CrossVocabDrafter:
     """Drafts a chain with its own model and cache, many requests in one pass (`ChainModel`).
 
     mode: `auto` takes the text for greedy requests, and otherwise the law on the shared tokens where the request's
-    text mostly consists of these. native: the C++ sampler reads the draft's rows (float32 numpy arrays).
+    text mostly consists of these. native: the C++ sampler reads the draft's rows.
     """
 
     needs = DraftNeeds(length=False)
@@ -73,7 +75,7 @@ class CrossVocabDrafter:
             vocab_limit=min(model.vocab_size, tokenizer.vocab_size),
             prompt=[],
             seed=0,
-            native=native,
+            kind="native" if native else "array",
         )
         self._chains = ChainModel(model, enable_prefix_caching=enable_prefix_caching)
         self._transcripts: dict[int, Transcript] = {}
@@ -140,7 +142,7 @@ class _TextChain(Chain):
         self._lengths: list[int] = []  # and its bytes
 
     def draw(self, logits: Array) -> None:
-        id, probability = self._picker.draw(logits, (), None)
+        id, probability = self._picker.draw(_as_numpy(logits), (), None)
         text = b"" if self._tokenizer.is_special(id) else self._tokenizer.token_bytes(id)
         self.is_over = not text or len(self.drawn) + 1 >= MAX_DRAWN_PER_TOKEN * self.request.num_tokens
         if text:
@@ -177,7 +179,7 @@ class _SharedIds:
         self._is_shared = {*shared.draft_ids.tolist(), *shared.more_draft_ids.tolist()}
 
     def row(self, logits: Array) -> Array:
-        to_target(logits, self._shared, self._row)
+        to_target(_as_numpy(logits), self._shared, self._row)
         return self._row
 
     def own(self, token: int) -> int:
@@ -194,6 +196,11 @@ def _shared_controls(target: TextTokenizer, draft: TextTokenizer) -> Mapping[int
     of_text = {draft.token_bytes(id): id for id in range(draft.vocab_size) if draft.is_special(id)}
     specials = (id for id in range(target.vocab_size) if target.is_special(id))
     return {id: of_text[text] for id in specials if (text := target.token_bytes(id)) in of_text}
+
+
+def _as_numpy(row: Array) -> NDArray[np.float32]:
+    """A row of the draft, which may be on a GPU, where texts and vocabularies are."""
+    return np.asarray(to_device(row, "cpu"))
 
 
 def _end_of(tokens: Sequence[int], tokenizer: TextTokenizer) -> bytes:

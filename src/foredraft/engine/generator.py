@@ -12,7 +12,7 @@ from itertools import count
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from foredraft.algo.sampler import RejectionMethod, make_sampler
+from foredraft.algo.sampler import RejectionMethod, SamplerKind, make_sampler
 from foredraft.drafters.base import Drafter
 from foredraft.engine.controller import Controller
 from foredraft.engine.costs import MAX_ROWS, measure_pass_costs
@@ -92,7 +92,11 @@ class Generator:
         self.max_num_seqs = max_num_seqs
         self._grammars = GrammarCompiler(tokenizer, model.vocab_size)
         self._method: RejectionMethod = rejection_sample_method
-        self._native = native  # the C++ samplers, for a model whose logits are float32 numpy arrays
+        rows = model.device_rows
+        self._sampler_kind: SamplerKind = "native" if native else "array"  # for numpy rows, on which the core works
+        self._sampler_device: str | None = None
+        if rows is not None:
+            self._sampler_kind, self._sampler_device = rows.sampler, rows.device
         self._load_s = load_s
         pool = BlockPool(model.num_blocks, shares=enable_prefix_caching)
         scheduler = Scheduler(pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
@@ -292,7 +296,8 @@ class Generator:
                     choice=index,
                     eos_ids=sorted(stop_ids),
                     method=self._method,
-                    native=self._native,
+                    kind=self._sampler_kind,
+                    device=self._sampler_device,
                 ),
                 detokenizer=Detokenizer(self.tokenizer, params.stop),
                 stop_ids=stop_ids,

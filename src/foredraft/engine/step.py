@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import accumulate
@@ -9,6 +10,7 @@ from time import perf_counter
 
 from foredraft.algo import tree
 from foredraft.algo.masks import cut_draft, masks_along
+from foredraft.algo.sampler import Check, verify_all
 from foredraft.drafters.base import Drafter
 from foredraft.engine.controller import Controller
 from foredraft.engine.scheduler import Planned, Scheduler
@@ -93,11 +95,17 @@ class Engine:
         num_rows = sum(len(r.tokens) for r in rows)
         self.controller.observe_pass(rows, passed - drafted)
 
+        split = list(zip(planned, rows, *self._split(rows, logits), strict=True))
+        verdicts = self._verify({p.seq: own_logits for p, _, own_logits, _ in split if p.completes}, drafts)
         steps = failed
-        for p, r, own_logits, own_hidden in zip(planned, rows, *self._split(rows, logits), strict=True):
+        for p, r, own_logits, own_hidden in split:
             draft, num_new = drafts.get(p.seq.id, NO_DRAFT), 0
             if p.completes:
-                num_new = self._verify(p.seq, r, draft, own_logits, own_hidden)
+                verdict = verdicts[p.seq.id]
+                if isinstance(verdict, NumericalError):
+                    p.seq.error, p.seq.finish_reason = verdict, "abort"
+                else:
+                    num_new = self._commit(p.seq, r, draft, verdict, own_logits, own_hidden)
             else:
                 p.seq.num_computed += p.num_rows
             p.seq.publish()
@@ -195,15 +203,22 @@ class Engine:
             hidden[:, first : first + len(r.tokens)] for first, r in zip(first_rows, rows, strict=False)
         ]
 
-    def _verify(self, seq: Sequence, rows: Rows, draft: Draft, logits: Array, hidden: Array | None) -> int:
-        """Returns how many tokens came."""
-        try:
-            masks = masks_along(draft, seq.grammar) if seq.grammar is not None else None
-            verdict = seq.sampler.verify(logits, draft, masks)
-        except NumericalError as error:
-            seq.error, seq.finish_reason = error, "abort"
-            return 0
-        return self._commit(seq, rows, draft, verdict, logits, hidden)
+    def _verify(
+        self, logits: Mapping[Sequence, Array], drafts: Mapping[int, Draft]
+    ) -> dict[int, Verdict | NumericalError]:
+        """By sequence, its verdict or why it cannot go on."""
+        outcomes: dict[int, Verdict | NumericalError] = {}
+        checks: dict[int, Check] = {}
+        for seq, own_logits in logits.items():
+            draft = drafts.get(seq.id, NO_DRAFT)
+            try:
+                masks = masks_along(draft, seq.grammar) if seq.grammar is not None else None
+            except GrammarError as error:
+                outcomes[seq.id] = error
+                continue
+            checks[seq.id] = Check(seq.sampler, own_logits, draft, masks)
+        outcomes.update(zip(checks, verify_all(list(checks.values())), strict=True))
+        return outcomes
 
     def _commit(
         self, seq: Sequence, rows: Rows, draft: Draft, verdict: Verdict, logits: Array, hidden: Array | None

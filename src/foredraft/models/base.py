@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from foredraft.algo.sampler import SamplerKind
 from foredraft.types import Array, Picture
 
 #: Slots in one block of a KV cache.
@@ -75,6 +76,14 @@ class TextTokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """Rows that stay where the model computes them, as tensors of torch, and the sampler that reads them there."""
+
+    device: str
+    sampler: SamplerKind
+
+
+@dataclass(frozen=True, slots=True)
 class ReadImage:
     """An image as a model reads it: the tokens that stand for it, and the rest of a `Picture` (see there)."""
 
@@ -134,6 +143,11 @@ class LanguageModel(Protocol):
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one pass reads."""
+        ...
+
+    @property
+    def device_rows(self) -> DeviceRows | None:
+        """None: `forward` returns numpy arrays."""
         ...
 
     def forward(self, batch: Sequence[Rows], hidden_layers: Sequence[int] = ()) -> Array:

@@ -55,6 +55,7 @@ class TinyModel:
         self.num_blocks = num_blocks
         self.hidden_size = hidden_size
         self.weight_bytes = 4 * vocab_size
+        self.device_rows = None
         self.rows_per_pass: list[int] = []
         self._seed = seed
         self._language = language

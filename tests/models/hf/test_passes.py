@@ -156,7 +156,7 @@ def test_a_limited_head_has_what_was_asked_for() -> None:
 
 
 def test_tensors_where_they_are_wanted() -> None:
-    got = runner(arrays="torch").forward([Rows(TABLE, 0, TEXT[:3])], hidden_layers=[1])
+    got = runner(device_sampler="array").forward([Rows(TABLE, 0, TEXT[:3])], hidden_layers=[1])
     assert isinstance(got, torch.Tensor)
     assert got.dtype == torch.float32
 

@@ -6,11 +6,12 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 import transformers
 
+from foredraft.algo.sampler import SamplerKind
 from foredraft.errors import ForedraftError, ModelFileError, ParameterError, UnsupportedModelError
 from foredraft.models.base import ImageReader, TextTokenizer
 from foredraft.models.fast_tokenizer import FastTokenizer
@@ -20,6 +21,7 @@ from foredraft.models.hf.probe import probe_once
 from foredraft.models.hf.processor import HFImageReader, NoImages, ProcessorLoader, check_reader
 from foredraft.models.hf.tokenizer import make_tokenizer
 from foredraft.models.load import count_blocks
+from foredraft.types import check_choice
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "auto": "auto"}
 #: Context of a model that sets no limit, unless the caller does.
@@ -77,6 +79,7 @@ def load_hf_model(
         num_blocks=count_blocks(kv_cache_tokens, length, max_num_seqs),
         max_model_len=length,
         fixed_rows=fixed_rows,
+        device_sampler=choose_device_sampler(model.device),
     )
 
 
@@ -93,6 +96,19 @@ def read_hf_tokenizer(name: str, options: HFOptions) -> FastTokenizer:
     except OSError:  # the model has no such file
         ends = None
     return make_tokenizer(tokenizer, [ends] if isinstance(ends, int) else ends or [])
+
+
+def choose_device_sampler(device: torch.device) -> SamplerKind | None:
+    """What reads the rows of a model on `device` there; None: they are brought to the CPU.
+
+    Triton's kernels on a GPU, if Triton is installed. FOREDRAFT_SAMPLER=triton, =array (the reference) or =native
+    (on the CPU) chooses by hand. Raises ParameterError for other names.
+    """
+    forced = os.environ.get("FOREDRAFT_SAMPLER") or None
+    if forced is None:
+        return "triton" if device.type == "cuda" and find_spec("triton") is not None else None
+    check_choice("FOREDRAFT_SAMPLER", forced, get_args(SamplerKind))
+    return None if forced == "native" else cast(SamplerKind, forced)
 
 
 def load_hf_images(name: str, options: HFOptions, model: HFModel, tokenizer: TextTokenizer) -> ImageReader | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from foredraft.algo.sampler import SamplerKind
 from foredraft.errors import ForedraftError, ParameterError, UnsupportedModelError
-from foredraft.models.base import BLOCK_SIZE, Rows
+from foredraft.models.base import BLOCK_SIZE, DeviceRows, Rows
 from foredraft.models.hf.cache import SlotCache
 from foredraft.models.hf.checks import cache_argument, check_kind, context_length, text_config
 from foredraft.models.hf.layout import Layout, make_layout, running
@@ -30,8 +31,8 @@ class HFModel:
 
     model: in evaluation mode, on its device or spread over several; never changed. max_model_len: None takes what its
     positions reach. fixed_rows: passes of fewer rows a sequence are filled up to so many, so that plain and speculative
-    decoding run the same kernels on the same shapes; 0 does not fill up. arrays: what `forward` returns, float32 either
-    way: torch tensors on the model's device, or numpy arrays.
+    decoding run the same kernels on the same shapes; 0 does not fill up. device_sampler: what reads the rows as tensors
+    on the model's device; None brings them to the CPU as numpy arrays. They are float32 either way.
 
     Raises UnsupportedModelError if the model cannot be run exactly: its state cannot be undone, or it takes no masks.
     """
@@ -44,7 +45,7 @@ class HFModel:
         num_blocks: int,
         max_model_len: int | None = None,
         fixed_rows: int = 0,
-        arrays: Literal["numpy", "torch"] = "numpy",
+        device_sampler: SamplerKind | None = None,
     ) -> None:
         check_kind(model, name)
         install_masks()
@@ -63,7 +64,7 @@ class HFModel:
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._device = model.get_input_embeddings().weight.device
         self._fixed_rows = fixed_rows
-        self._arrays = arrays
+        self.device_rows = None if device_sampler is None else DeviceRows(str(self._device), device_sampler)
         self._hidden: torch.Tensor | None = None
         self._features: WeakKeyDictionary[Picture, Features] = WeakKeyDictionary()  # as long as their requests live
 
@@ -92,7 +93,7 @@ class HFModel:
     def hidden_states(self) -> Array:
         if self._hidden is None:
             raise ValueError("the last pass was asked for no hidden states")
-        return self._hidden.cpu().numpy() if self._arrays == "numpy" else self._hidden
+        return self._hidden.cpu().numpy() if self.device_rows is None else self._hidden
 
     @torch.no_grad()
     def move_slots(self, block_table: NDArray[np.int32], source: Sequence[int], target: Sequence[int]) -> None:
@@ -176,7 +177,7 @@ class HFModel:
 
     def _finish(self, logits: torch.Tensor) -> Array:
         logits = logits.float()
-        return logits.cpu().numpy() if self._arrays == "numpy" else logits
+        return logits.cpu().numpy() if self.device_rows is None else logits
 
 
 def _groups(batch: Sequence[Rows]) -> list[list[int]]:
