@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.triton_device import DEVICE  # isort: skip  (before any kernel is defined)
+
 import json
 import subprocess
 import sys
@@ -21,6 +23,8 @@ from foredraft.errors import (
     UnsupportedModelError,
 )
 from foredraft.models.hf import extra
+from foredraft.models.hf.load import choose_device_sampler
+from foredraft.types import StructuredOutputs
 from tests.models.hf.folders import sentencepiece, write_folder
 from tests.models.hf.zoo import REFUSED, make_model
 
@@ -64,6 +68,40 @@ def test_seeds_and_parameters_under_speculation(folder: Path, draft: Path) -> No
                 [(c.text, [entry.token_id for entry in c.logprobs or ()]) for c in llm.generate(PROMPTS, params)]
             )
     assert texts[0] == texts[1]
+
+
+def test_every_sampler_says_the_same(folder: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton, by the reference on the device, and in C++ on the CPU: greedy, by a seed, and under a grammar."""
+    wishes = [
+        SamplingParams(temperature=0.0, max_tokens=6, logprobs=1),
+        SamplingParams(seed=3, min_p=0.01, max_tokens=6),
+        SamplingParams(seed=4, max_tokens=6, structured_outputs=StructuredOutputs(regex="[a-e]+")),
+        SamplingParams(max_tokens=6),  # a draft with probabilities; its seed is the engine's own
+    ]
+    answers: dict[str, list[object]] = {}
+    for sampler in ("triton", "array", "native"):
+        monkeypatch.setenv("FOREDRAFT_SAMPLER", sampler)
+        options = {"adaptive": False, "num_speculative_tokens": 2, "device": DEVICE}
+        with LLM(folder, f"model:{draft}", **options) as llm:
+            assert (llm.model.device_rows is None) == (sampler == "native")
+            *same, free = (llm.generate(PROMPTS[:2], params) for params in wishes)
+        answers[sampler] = [[(c.text, c.token_ids) for c in batch] for batch in same]
+        assert all(len(c.token_ids) == 6 or c.finish_reason == "stop" for c in free)
+        assert sum(c.speculation.num_draft_tokens for c in free) > 0
+    assert answers["triton"] == answers["array"] == answers["native"]
+    monkeypatch.setenv("FOREDRAFT_SAMPLER", "cuda")
+    with pytest.raises(ParameterError, match="FOREDRAFT_SAMPLER must be one of array, native, triton"):
+        LLM(folder)
+
+
+def test_where_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU in Triton, if it is there; without it, and elsewhere, on the CPU."""
+    monkeypatch.delenv("FOREDRAFT_SAMPLER", raising=False)
+    assert choose_device_sampler(torch.device("cuda:1")) == "triton"
+    assert choose_device_sampler(torch.device("cpu")) is None
+    assert choose_device_sampler(torch.device("mps")) is None
+    monkeypatch.setattr("foredraft.models.hf.load.find_spec", lambda name: None)
+    assert choose_device_sampler(torch.device("cuda")) is None
 
 
 def test_chats_are_rendered_by_the_folders_template(folder: Path) -> None:

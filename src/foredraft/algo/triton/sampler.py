@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from array_api_compat import is_numpy_array
 from numpy.typing import NDArray
 
 from foredraft.algo.noise import Stream
-from foredraft.algo.sampler import NO_DRAFT_LAW, NO_TOKEN, NOT_FINITE, ArraySampler, Check, Mask, Masks
+from foredraft.algo.sampler import NO_DRAFT_LAW, NO_TOKEN, NOT_FINITE, ArraySampler, Check, Mask, Masks, RejectionMethod
 from foredraft.algo.tree import is_chain, path_to
 from foredraft.algo.triton.laws import Filters, Laws, find_best, make_laws, race
 from foredraft.algo.triton.noise import Keys, draw_uniforms
@@ -78,8 +79,29 @@ class TritonSampler(ArraySampler):
     Bias, penalties, grammars, second choices, logprobs and trees whose tokens were drawn go the reference's way there.
     """
 
-    def __init__(self, params: SamplingParams, *, device: str | torch.device | None = None, **options: Any) -> None:
-        super().__init__(params, **options)
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        vocab_size: int,
+        prompt: Sequence[int],
+        seed: int,
+        choice: int = 0,
+        eos_ids: Sequence[int] = (),
+        method: RejectionMethod = "block",
+        vocab_limit: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            vocab_size=vocab_size,
+            prompt=prompt,
+            seed=seed,
+            choice=choice,
+            eos_ids=eos_ids,
+            method=method,
+            vocab_limit=vocab_limit,
+        )
         self._device = torch.device("cpu" if device is None else device)
 
     def draw(
@@ -87,7 +109,16 @@ class TritonSampler(ArraySampler):
     ) -> tuple[int, float]:
         self._check_draw(logits, path, mask, probs)
         rows = self._adjusted(self._fit(self._moved(logits))[None], [path], None if mask is None else mask[None])
-        fields = _upload([self._row(len(path), Stream.DRAFT, len(path))], self._device)
+        with _launching_on(rows):
+            fault, token, probability = self._draw(rows, len(path), probs)
+        error = _error_of(int(fault))
+        if error is not None:
+            raise error
+        return int(token), probability
+
+    def _draw(self, rows: torch.Tensor, depth: int, probs: Array | None) -> list[float]:
+        """Fault, token and its probability. rows [1, vocab]: adjusted."""
+        fields = _upload([self._row(depth, Stream.DRAFT, depth)], self._device)
         laws = fields.laws(rows)  # greedy: one-hot
         law = laws.weights[0] / laws.sums[0].sum()
         first_row, num_tokens = torch.zeros((2, 1), dtype=torch.int64, device=self._device)
@@ -103,11 +134,8 @@ class TritonSampler(ArraySampler):
             plain = fields.filters._replace(temperature=one, min_p=0 * one)
             laws = make_laws(rows, laws.best, plain, cuts_k=False, cuts_p=False)
             law = laws.weights[0] / laws.sums[0].sum()
-        fault, token, probability = torch.cat([verdict[0, :2].double(), law[verdict[0, 1:2].long()]]).tolist()
-        error = _error_of(int(fault))
-        if error is not None:
-            raise error
-        return int(token), probability
+        chosen: list[float] = torch.cat([verdict[0, :2].double(), law[verdict[0, 1:2].long()]]).tolist()
+        return chosen
 
     def runners_up(
         self, logits: Array, path: Sequence[int], count: int, least_odds: float, mask: Mask | None = None
@@ -133,7 +161,8 @@ class TritonSampler(ArraySampler):
             rule = "walk" if job.probs is None else job.sampler._method
             groups.setdefault((rule, job.rows.shape[1]), {})[i] = job
         for (rule, _), jobs in groups.items():
-            outcomes.update(zip(jobs, _decide(rule, list(jobs.values())), strict=True))
+            with _launching_on(next(iter(jobs.values())).rows):
+                outcomes.update(zip(jobs, _decide(rule, list(jobs.values())), strict=True))
         return [outcomes[i] for i in range(len(checks))]
 
     def _verify_drawn_tree(self, check: Check) -> Verdict | NumericalError:
@@ -202,6 +231,12 @@ class TritonSampler(ArraySampler):
             return error
         self._num_passes += 1
         return Verdict(tuple(nodes[:num_accepted]), token)
+
+
+def _launching_on(rows: torch.Tensor) -> AbstractContextManager[None]:
+    """Kernels are launched on the current device: makes it that of the rows."""
+    context: AbstractContextManager[None] = torch.cuda.device_of(rows)  # type: ignore[no-untyped-call]
+    return context
 
 
 def _decide(rule: str, jobs: Sequence[_Job]) -> list[Verdict | NumericalError]:
