@@ -126,7 +126,7 @@ class TritonSampler(ArraySampler):
         if probs is None:
             verdict = walk(race(laws, fields.filters, fields.keys), drafts)
         else:
-            held = _write_law(probs, law).to(self._device)[None]  # drawn from what the buffer holds, after rounding
+            held = _write_law(probs, law)[None]  # drawn from what the buffer holds, after rounding
             drawn = Laws(held, sum_blocks(held), laws.best)
             verdict = judge_chains(drawn, held.new_zeros((1, 1)), drafts, fields.uniforms(), by_block=False)
         if self._params.is_greedy:  # the probability that is told is the one at temperature 1
@@ -289,11 +289,13 @@ def _upload(rows: Sequence[_Row], device: torch.device) -> _Fields:
 
 
 def _write_law(probs: Array, law: torch.Tensor) -> torch.Tensor:
-    """`law` in the buffer `probs`, of numpy or torch, wherever it is. Returns what that holds, at the law's width."""
+    """`law` in the buffer `probs`, of numpy or torch, wherever it is. Returns what that holds, as the law was."""
     buffer: torch.Tensor = torch.from_numpy(probs) if is_numpy_array(probs) else probs
-    buffer[len(law) :] = 0
-    held = buffer[: len(law)]
-    held.copy_(law)
+    width = min(len(law), len(buffer))
+    buffer[width:] = 0
+    buffer[:width].copy_(law[:width])
+    held = torch.zeros_like(law)
+    held[:width].copy_(buffer[:width])
     return held
 
 
