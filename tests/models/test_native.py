@@ -11,7 +11,7 @@ from foredraft import errors
 from foredraft.models.architecture import read_architecture
 from foredraft.models.base import BLOCK_SIZE, Rows
 from foredraft.models.gguf import load_core, read_gguf
-from foredraft.models.load import load_model
+from foredraft.models.load import count_blocks, load_model
 from foredraft.models.native import NativeModel
 from foredraft.testing import make_tiny_gguf
 from foredraft.testing.reference_decoder import reference_logits
@@ -187,6 +187,12 @@ def test_impossible_options_are_named(options: dict[str, Any], field: str, path:
     with pytest.raises(errors.ParameterError) as caught:
         load(path, **options)
     assert caught.value.field == field
+
+
+def test_a_context_that_no_cache_holds_is_named() -> None:
+    assert count_blocks(None, 2**31 - 200, 1) * BLOCK_SIZE < 2**31
+    with pytest.raises(errors.ParameterError, match="max_model_len must be at most 2147483552: no cache holds more"):
+        count_blocks(None, 2**31 - 1, 4)
 
 
 def test_unknown_kernel_set_is_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

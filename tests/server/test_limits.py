@@ -8,9 +8,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from time import monotonic, sleep
 from typing import Any
 
+import httpx
 import pytest
 
 from foredraft.server import limits
@@ -357,3 +359,51 @@ def test_pipelined_requests_are_answered_in_order(locked: Server) -> None:
         received = b""
         while received.count(b"HTTP/1.1 200") < 20:
             received += sock.recv(10_000)
+
+
+def test_more_connections_than_there_is_room_for_are_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits.HTTPConnection, "max_connections", 3)
+    monkeypatch.setattr(limits.HTTPConnection, "_told", -limits.SILENCE)
+    with running_server() as server, caplog.at_level(logging.WARNING), ExitStack() as stack:
+        within = [stack.enter_context(connect(server)) for _ in range(3)]
+        for _ in range(2):  # who is in is served
+            for sock in within:
+                sock.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+                received = b""
+                while not received.endswith(b'{"status":"live"}'):
+                    received += sock.recv(1000)
+                assert received.startswith(b"HTTP/1.1 200")
+            for _ in range(20):
+                with connect(server) as sock, suppress(ConnectionError):
+                    assert sock.recv(1) == b""
+        within.pop().close()
+        assert eventually(lambda: _is_live(server))
+    assert caplog.text.count("more are closed at once") == 1
+
+
+def _is_live(server: Server) -> bool:
+    with suppress(httpx.TransportError):
+        return server.client.get("/live").status_code == 200
+    return False
+
+
+def test_large_texts_are_refused_and_tokenised_one_at_a_time() -> None:
+    generator = make_generator()
+    encode, running, most = generator.tokenizer.encode, [], []
+
+    def slow(text: str, **options: Any) -> list[int]:
+        running.append(text)
+        most.append(len(running))
+        sleep(0.05)
+        running.pop()
+        return encode(text, **options)
+
+    generator.tokenizer.encode = slow  # type: ignore[method-assign]
+    with running_server(generator) as server, ThreadPoolExecutor(6) as pool:
+        error = error_of(server.post("/tokenize", prompt="x" * (2 << 20)), 400)
+        assert "send at most 2097152 at once" in error["message"]
+        answers = [pool.submit(server.post, "/tokenize", prompt="x" * 5000) for _ in range(6)]
+        assert {answer.result().json()["count"] for answer in answers} == {5000}
+    assert max(most) == 1

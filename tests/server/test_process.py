@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer
+from time import sleep
 
 import httpx
 import pytest
@@ -137,6 +138,19 @@ def test_a_second_signal_stops_at_once(serve: Callable[..., Child], model: Path)
         child.process.send_signal(signal.SIGINT)
         assert child.end() == 130
         assert answer.exception(PATIENCE) is not None or answer.result().status_code in (200, 503)
+    assert not [line for line in child.lines if "Traceback" in line], child.lines
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_impatience_does_not_change_how_it_ends(
+    serve: Callable[..., Child], model: Path, number: signal.Signals, code: int
+) -> None:
+    child = serve(model, "--port", 0, "-c", 512)
+    child.wait_for(READY)
+    while child.process.poll() is None:
+        child.process.send_signal(number)
+        sleep(0.02)
+    assert child.end() == code
     assert not [line for line in child.lines if "Traceback" in line], child.lines
 
 

@@ -249,6 +249,8 @@ def count_blocks(kv_cache_tokens: int | None, max_model_len: int, max_num_seqs: 
     check_whole("max_num_seqs", max_num_seqs, 1)
     if kv_cache_tokens is None:
         alone = -(-(max_model_len + MAX_DRAFT) // BLOCK_SIZE)
+        if alone * BLOCK_SIZE > MAX_CACHE_SLOTS:
+            raise ParameterError("max_model_len", f"must be at most {MAX_CACHE_SLOTS - MAX_DRAFT}: no cache holds more")
         return max(alone, min(max_num_seqs * alone, MAX_KV_CACHE_TOKENS // BLOCK_SIZE))
     check_whole("kv_cache_tokens", kv_cache_tokens, BLOCK_SIZE, MAX_CACHE_SLOTS)
     return kv_cache_tokens // BLOCK_SIZE

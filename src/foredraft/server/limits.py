@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from time import monotonic
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,6 +12,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foredraft.server.errors import status_response
 
+logger = logging.getLogger("foredraft.server")
+
+#: Seconds between two lines about connections that were closed because there were too many.
+SILENCE = 10.0
 #: Seconds for a request's line and headers to arrive, from the connection's begin or the end of the request before.
 HEADERS_DEADLINE = 60.0
 #: Seconds for a body to arrive.
@@ -17,16 +23,23 @@ BODY_DEADLINE = 60.0
 
 
 class HTTPConnection(H11Protocol):
-    """A connection that is closed when no whole head of a request arrives in time.
+    """A connection that is closed when no whole head of a request arrives in time, and at once if there are too many.
 
     The timer runs while no request is being answered: from the connection's begin, and from each answer's end.
     """
 
+    max_connections = 1000
     _timer: asyncio.TimerHandle | None = None
+    _told = -SILENCE  # when a line about too many was logged, of all connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_timer()
+        if len(self.connections) > self.max_connections:
+            if monotonic() - HTTPConnection._told > SILENCE:
+                HTTPConnection._told = monotonic()
+                logger.warning("%d connections are open: more are closed at once", self.max_connections)
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

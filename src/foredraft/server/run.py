@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -23,8 +24,10 @@ from foredraft.server.limits import HTTPConnection
 
 logger = logging.getLogger("foredraft")
 
-#: Connections that the system accepts for us before we do.
-BACKLOG = 1024
+#: Connections that the system accepts for us before we do; so many may come at once.
+BACKLOG = 128
+#: Open files that are enough for any load that we know.
+MAX_FILES = 65_536
 #: After the last answer has ended.
 FLUSH_SECONDS = 1
 
@@ -60,13 +63,18 @@ async def serve(
     drain_timeout: seconds for running requests to end after the first signal, and for clients to read their answers. If
     they are over, FLUSH_SECONDS are left for clients to read that theirs was aborted.
     """
+
+    class Connection(HTTPConnection):
+        max_connections = _room_for_connections()
+
     settings = uvicorn.Config(
         make_app(engine, config),
         log_config=None,
         access_log=False,
         server_header=False,
         lifespan="off",  # the engine's life is ours: a second signal leaves no time for the application's end
-        http=HTTPConnection,
+        backlog=BACKLOG,
+        http=Connection,
         ws="none",
     )
     loop = asyncio.get_running_loop()
@@ -93,6 +101,20 @@ async def serve(
     return signals.received
 
 
+def _room_for_connections() -> int:
+    """Asks for as many open files as this process may have; some are left for others than connections.
+
+    Without a descriptor left, a connection can be neither accepted nor refused.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    files = MAX_FILES if soft == resource.RLIM_INFINITY else min(soft, MAX_FILES)
+    return max(files // 2, files - 3 * BACKLOG)
+
+
 async def _first_of(*awaitables: Awaitable[object]) -> None:
     """Waits until one is done, and raises what it raised. The others are cancelled."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
@@ -113,7 +135,7 @@ class _Server(uvicorn.Server):
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks to drain, the second to stop at once."""
+    """SIGTERM and SIGINT: the first asks to drain, the second to stop at once. Later ones find it stopped already."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -128,6 +150,8 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
+            if self.first.is_set():
+                signal.signal(number, signal.SIG_IGN)
 
     def _receive(self, number: signal.Signals) -> None:
         if self.first.is_set():

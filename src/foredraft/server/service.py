@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -33,6 +33,7 @@ class Service:
     config: ServerConfig
     metrics: ServerMetrics
     started: int
+    tokenizing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # whole texts, for their ids
 
     @property
     def tokenizer(self) -> TextTokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 from fastapi import Request
 from starlette.responses import Response
@@ -21,8 +22,11 @@ from foredraft.server.answers import (
 )
 from foredraft.server.prompts import chat_prompt
 from foredraft.server.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
-from foredraft.server.service import off_loop, service_of, size_of
+from foredraft.server.service import SMALL_REQUEST, Service, off_loop, service_of, size_of
 from foredraft.types import TokenLogprob
+
+#: Bytes of a request for the ids of a text.
+MAX_TOKENIZE_BYTES = 2 << 20
 
 
 class TokenTexts:
@@ -71,9 +75,19 @@ def completion_logprobs(
 
 
 async def tokenize(body: TokenizeChatRequest | TokenizeTextRequest, request: Request) -> Response:
-    """Ids of a text, or of a chat through the model's template, also where the context could not hold them."""
+    """Ids of a text, or of a chat through the model's template, also where the context could not hold them.
+
+    One large request at a time: a token takes some hundred bytes on its way.
+    """
     service, size = service_of(request), size_of(request)
     service.model_name(body.model)
+    if size > MAX_TOKENIZE_BYTES:
+        raise ParameterError("prompt", f"of {size} bytes in all is too long: send at most {MAX_TOKENIZE_BYTES} at once")
+    async with service.tokenizing if size >= SMALL_REQUEST else nullcontext():
+        return await _tokenize(body, service, size)
+
+
+async def _tokenize(body: TokenizeChatRequest | TokenizeTextRequest, service: Service, size: int) -> Response:
     tokenizer, max_model_len = service.tokenizer, service.max_model_len
     if isinstance(body, TokenizeTextRequest):
         text, add_special, parse_special = body.prompt, body.add_special_tokens, body.parse_special
