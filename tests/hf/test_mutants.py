@@ -59,7 +59,7 @@ MUTANTS = [
         "the head runs over the wanted rows only",
         HFModel,
         "_run",
-        "layout.num_queries == self._fixed_rows",
+        "layout.num_queries == self.fixed_rows",
         "False",
         test_passes.test_rows_do_not_depend_on_how_many_are_filled_up,
     ),

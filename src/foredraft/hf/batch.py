@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from foredraft.drafters.base import Drafter
 from foredraft.engine.controller import Controller
-from foredraft.engine.costs import PassCosts
+from foredraft.engine.costs import MAX_ROWS, ROWS, PassCosts, measure_pass_costs
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.sequence import Sequence as EngineSequence
@@ -22,20 +20,20 @@ from foredraft.errors import ParameterError, UnsupportedModelError
 from foredraft.hf.pictures import find_pictures, inputs_beside, seen_by_both
 from foredraft.hf.sampler import Process, ProcessorSampler, Record, make_process
 from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
-from foredraft.models.base import Rows
 from foredraft.models.hf.model import HFModel
 from foredraft.types import MAX_DRAFT, Picture, PicturePrompt, SamplingParams, pictures_of
 
 #: Rows of prompts in one pass.
 MAX_NUM_BATCHED_TOKENS = 512
-#: What passes over the row counts of `PassCosts` cost before any was seen, as multiples of the pass over one row.
-PRIOR_COSTS = (1.0, 1.3, 1.7, 2.5, 4.5, 9.0)
+#: Attribute of a model: what its passes cost, by how they are run, followed from call to call.
+_COSTS = "_foredraft_pass_costs"
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of `input_ids` [B, padded], and how their texts go on. Lists have an entry a row."""
 
+    model: Any
     input_ids: torch.Tensor
     prompts: Sequence[Sequence[int]]  # without padding
     max_lengths: Sequence[int]  # tokens without padding, prompt and answer
@@ -50,6 +48,13 @@ class Batch:
         """Of a cache that holds all texts, with a draft behind each."""
         return sum(num_blocks_for(length + MAX_DRAFT) for length in self.max_lengths)
 
+    def check_ids(self, vocab_size: int) -> None:
+        """Raises ParameterError for ids that are no tokens."""
+        low, high = int(self.input_ids.min()), int(self.input_ids.max())
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise ParameterError("input_ids", f"holds {wrong}, and the model's tokens are 0 to {vocab_size - 1}")
+
     def make_engine(
         self, target: HFModel, drafters: Sequence[Drafter], num_assistant_tokens: int, adaptive: bool
     ) -> Engine:
@@ -57,7 +62,7 @@ class Batch:
         pool = BlockPool(target.num_blocks)
         max_num_tokens = max(MAX_NUM_BATCHED_TOKENS, len(self.prompts))
         scheduler = Scheduler(pool, max_num_seqs=len(self.prompts), max_num_batched_tokens=max_num_tokens)
-        costs = PassCosts(np.multiply(PRIOR_COSTS, _time_pass(target)).tolist())
+        costs = _pass_costs(self.model, target) if adaptive else PassCosts([1.0] * len(ROWS))
         controller = Controller(drafters, costs, max_draft=num_assistant_tokens, adaptive=adaptive)
         for seq in self._make_sequences(target, pool):
             scheduler.add(seq)
@@ -105,6 +110,21 @@ class _NoText(Detokenizer):
         return False
 
 
+def check_input_ids(input_ids: Any) -> None:
+    """Raises ParameterError for what is no rectangle of ids; None leaves the prompt to `generate`."""
+    if input_ids is None:
+        return
+    is_ids = isinstance(input_ids, torch.Tensor) and input_ids.dtype in (torch.int64, torch.int32)
+    if not is_ids or input_ids.dim() != 2:
+        raise ParameterError(
+            "input_ids", "must be a tensor of token ids [rows, tokens]; what a tokenizer returns is given as **inputs"
+        )
+    if input_ids.shape[0] == 0:
+        raise ParameterError("input_ids", "has no rows: give at least one prompt")
+    if input_ids.shape[1] == 0:
+        raise ParameterError("input_ids", "has no tokens: give each row at least one")
+
+
 def make_batch(
     model: Any,
     input_ids: torch.Tensor,
@@ -121,10 +141,12 @@ def make_batch(
     _refuse_others(generation_config, model_kwargs)
     inputs_beside(model, model_kwargs)
     num_rows, padded = input_ids.shape
-    if num_rows == 0:
-        raise ParameterError("input_ids", "has no rows: give at least one prompt")
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
+    if mask.shape != input_ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
+        raise ParameterError(
+            "attention_mask", f"must hold ones and zeros in the shape of input_ids, {num_rows, padded}"
+        )
     _check_padding(mask, model_kwargs.get("position_ids"))
     num_pads = [padded - int(row.sum()) for row in mask]
     wants_scores = generation_config.return_dict_in_generate and (
@@ -137,6 +159,7 @@ def make_batch(
         pictures = _seen_by_both(pictures, assistant_pictures)
     prompts = [PicturePrompt(prompt, own) if own else prompt for prompt, own in zip(prompts, pictures, strict=True)]
     return Batch(
+        model=model,
         input_ids=input_ids,
         prompts=prompts,
         max_lengths=[generation_config.max_length - pads for pads in num_pads],
@@ -189,8 +212,10 @@ def _check_padding(mask: torch.Tensor, position_ids: torch.Tensor | None) -> Non
             raise UnsupportedModelError("position_ids of your own cannot be followed: leave them out")
 
 
-def _time_pass(target: HFModel) -> float:
-    """Seconds of a pass over one row."""
-    began = perf_counter()
-    target.forward([Rows(np.zeros(1, np.int32), 0, [0])])
-    return perf_counter() - began
+def _pass_costs(model: Any, target: HFModel) -> PassCosts:
+    """Timed in the model's first call, over the blocks that will hold its texts."""
+    how = (target.fixed_rows, model.dtype, str(model.device), torch.get_num_threads())
+    known: dict[Any, PassCosts] = model.__dict__.setdefault(_COSTS, {})
+    if how not in known:
+        known[how] = measure_pass_costs(target, range(min(num_blocks_for(MAX_ROWS), target.num_blocks)))
+    return known[how]

@@ -55,7 +55,7 @@ class Columns:
         """One column. Returns whether it is the last."""
         entries = [self._scores_of(index) for index in range(len(self._ahead))]
         column = [self._pad_id if self.is_padded(i) else row.popleft() for i, row in enumerate(self._ahead)]
-        tokens = torch.tensor(column, dtype=self.ids.dtype, device=self.ids.device)
+        tokens = torch.tensor(column, device=self.ids.device)  # int64, as `generate` makes them
         self.ids = torch.cat([self.ids, tokens[:, None]], dim=1)
         if self.scores is not None:
             self.scores += (torch.stack([entry.processed for entry in entries]),)

@@ -18,8 +18,9 @@ from foredraft.drafters.cross_vocab import CrossVocabDrafter
 from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.drafters.pair import compare_tokenizers
+from foredraft.engine.llm import AUTO_DRAFT_VOCAB
 from foredraft.errors import ParameterError, TokenizerMismatchError, UnsupportedModelError
-from foredraft.hf.batch import Batch, make_batch
+from foredraft.hf.batch import Batch, check_input_ids, make_batch
 from foredraft.hf.columns import Columns
 from foredraft.hf.pictures import model_inputs, read_prompts, reads_more
 from foredraft.models.fast_tokenizer import FastTokenizer
@@ -67,11 +68,12 @@ def generate(
     rounding of the model's own kernels); with do_sample=True tokens follow the same law, by draws of their own.
 
     assistant_model: a smaller model of the same tokenizer (its head may be padded otherwise), or of any other, where
-    both tokenizers are given. prompt_lookup_num_tokens:
-    draft so many tokens from the text itself; both may be given; with neither, the text itself is drafted from.
-    num_assistant_tokens: the longest draft; 0 drafts nothing. adaptive: measured costs and acceptance shorten drafts;
-    False always drafts the longest. fixed_rows: every pass is filled up to the rows of the longest draft, so that a
-    text has the same bits with fewer and shorter drafts. tokenizer: needed for stop_strings.
+    both tokenizers are given. prompt_lookup_num_tokens: draft so many tokens from the text itself; both may be given;
+    with neither, the text itself is drafted from. num_assistant_tokens: the longest draft; 0 drafts nothing. These, and
+    max_matching_ngram_size, may stand in a GenerationConfig as well. adaptive: measured costs and acceptance shorten
+    drafts; False always drafts the longest. fixed_rows: every pass is filled up to the rows of a draft of
+    DEFAULT_MAX_DRAFT, or of the longest if that has more, so that a text has the same bits whatever drafts.
+    tokenizer: needed for stop_strings.
 
     Raises UnsupportedModelError for models and arguments that speculation cannot follow, ParameterError,
     TokenizerMismatchError.
@@ -79,9 +81,17 @@ def generate(
     check_kind(model, "the model")
     if assistant_model is not None:
         check_kind(assistant_model, "assistant_model")
+    check_input_ids(kwargs.get("input_ids") if inputs is None else inputs)
+    config = kwargs.get("generation_config") or model.generation_config
+    if num_assistant_tokens is None:
+        num_assistant_tokens = _set_length(config, assistant_model)
+    prompt_lookup_num_tokens = _first_given(prompt_lookup_num_tokens, config.prompt_lookup_num_tokens)
+    max_matching_ngram_size = _first_given(max_matching_ngram_size, config.max_matching_ngram_size)
     lengths = [n for n in (num_assistant_tokens, prompt_lookup_num_tokens) if n is not None]
     if any(not isinstance(n, int) or not 0 <= n <= MAX_DRAFT for n in lengths):
         raise ParameterError("num_assistant_tokens", f"and prompt_lookup_num_tokens must lie between 0 and {MAX_DRAFT}")
+    if max_matching_ngram_size is not None and max_matching_ngram_size < 1:
+        raise ParameterError("max_matching_ngram_size", "must be at least 1")
     speculation = Speculation(
         assistant_model,
         _different_tokenizers(tokenizer, assistant_tokenizer),
@@ -93,7 +103,7 @@ def generate(
     )
     streamer = kwargs.get("streamer")
     pictures = _look(model, assistant_model, inputs, kwargs)
-    kwargs = _with_stop_strings(model, tokenizer, kwargs)
+    kwargs = _without_what_is_done_here(tokenizer, kwargs)
 
     def decode(
         model: Any,
@@ -159,7 +169,7 @@ def _answer_to_image(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> P
 
 def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -> None:
     """Fill the columns. The engine computes; `columns` decides, as `generate` does, when it is over."""
-    num_rows = 1 + speculation.num_assistant_tokens if speculation.fixed_rows else 0
+    num_rows = 1 + max(speculation.num_assistant_tokens, DEFAULT_MAX_DRAFT) if speculation.fixed_rows else 0
     target = _target_runner(model, batch, num_rows)
     drafters = _make_drafters(batch, target, speculation)
     engine = batch.make_engine(target, drafters, speculation.num_assistant_tokens, speculation.adaptive)
@@ -176,6 +186,7 @@ def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -
 def _target_runner(model: Any, batch: Batch, fixed_rows: int) -> HFModel:
     probe_once(model, name="the model")
     runner = HFModel(model, name="the model", num_blocks=batch.num_blocks, fixed_rows=fixed_rows)
+    batch.check_ids(runner.vocab_size)
     longest = max(batch.max_lengths)
     if longest > runner.max_model_len:
         raise ParameterError(
@@ -189,7 +200,9 @@ def _make_drafters(batch: Batch, target: HFModel, speculation: Speculation) -> l
     if speculation.num_assistant_tokens == 0:
         return drafters
     if speculation.prompt_lookup:
-        longest = speculation.max_matching_ngram_size or NgramDrafter.DEFAULT_MAX_MATCH
+        longest = min(
+            speculation.max_matching_ngram_size or NgramDrafter.DEFAULT_MAX_MATCH, NgramDrafter.DEFAULT_MAX_MATCH
+        )
         drafters.append(NgramDrafter(min_match=min(NgramDrafter.DEFAULT_MIN_MATCH, longest), max_match=longest))
     if speculation.assistant_model is not None:
         drafters.append(_make_model_drafter(batch, target, speculation))
@@ -202,7 +215,8 @@ def _make_model_drafter(batch: Batch, target: HFModel, speculation: Speculation)
     probe_once(model, name=name)
     if speculation.tokenizers is None:
         assistant = HFModel(model, name=name, num_blocks=batch.num_blocks)
-        return ModelDrafter("model", assistant, target.vocab_size, sees=assistant.can_see)
+        head_size = AUTO_DRAFT_VOCAB if assistant.vocab_size > AUTO_DRAFT_VOCAB else None
+        return ModelDrafter("model", assistant, target.vocab_size, head_size=head_size, sees=assistant.can_see)
     ours, theirs = speculation.tokenizers
     assistant = HFModel(model, name=name, num_blocks=2 * batch.num_blocks)  # texts may take more of its own tokens
     return CrossVocabDrafter("model", assistant, theirs, target, ours, native=False)
@@ -221,21 +235,33 @@ def _different_tokenizers(tokenizer: Any, assistant_tokenizer: Any) -> tuple[Fas
     return (ours, theirs) if pair.kind == "cross-vocabulary" else None
 
 
-def _with_stop_strings(model: Any, tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`generate` loses the tokenizer where it hands decoding over, so these become a criterion here."""
+def _first_given(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _set_length(config: Any, assistant_model: Any) -> int | None:
+    """The longest draft by the settings of the call, or of the assistant, where `generate` looks for it."""
+    own = None if assistant_model is None else assistant_model.generation_config.num_assistant_tokens
+    length: int | None = _first_given(config.num_assistant_tokens, own)
+    return length
+
+
+def _without_what_is_done_here(tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`generate` loses the tokenizer where it hands decoding over, so stop strings become a criterion here; and where
+    its settings ask for drafts it would refuse what it cannot do with drafts of its own."""
     config = kwargs.get("generation_config")
     texts = kwargs.get("stop_strings") or getattr(config, "stop_strings", None)
+    kwargs = kwargs | {"stop_strings": None}
+    if config is not None:
+        config = copy.deepcopy(config)
+        config.stop_strings = config.prompt_lookup_num_tokens = None
+        kwargs["generation_config"] = config
     if texts is None:
         return kwargs
     if tokenizer is None:
         raise ParameterError("tokenizer", "must be given with stop_strings")
     criteria = [*(kwargs.get("stopping_criteria") or []), StopStringCriteria(tokenizer, texts)]
-    kwargs = kwargs | {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
-    if config is not None:
-        config = copy.deepcopy(config)
-        config.stop_strings = None
-        kwargs["generation_config"] = config
-    return kwargs
+    return kwargs | {"stopping_criteria": StoppingCriteriaList(criteria)}
 
 
 def _output(columns: Columns, generation_config: Any) -> Any:

@@ -14,7 +14,7 @@ from transformers.generation import logits_process
 from foredraft.algo.masks import unpack_mask
 from foredraft.algo.sampler import ArraySampler, Mask, Masks
 from foredraft.algo.tree import chain, path_to
-from foredraft.errors import NumericalError, UnsupportedModelError
+from foredraft.errors import NoTokenError, NumericalError, UnsupportedModelError
 from foredraft.types import Array, Draft, SamplingParams, Verdict
 
 #: [1, vocab] scores after the tokens of one sequence, padding included, to processed ones.
@@ -127,7 +127,10 @@ class ProcessorSampler(ArraySampler):
         if mask is not None:
             logits = np.where(unpack_mask(mask, self._vocab_size), logits, -np.inf)
         raw = torch.from_numpy(logits).to(self._device, torch.float32)  # exact: they came as float32
-        return self._processed(raw, path).double().cpu().numpy()
+        scores: Array = self._processed(raw, path).double().cpu().numpy()
+        if not np.isfinite(scores).any():
+            raise NoTokenError("no token is left to choose: the processors exclude all that there are")
+        return scores
 
     def _processed(self, logits: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
         return self._processors([*self._tokens, *path], logits[None])[0]

@@ -148,11 +148,34 @@ def test_a_sequence_that_broke_does_not_spoil_its_blocks() -> None:
     assert_close(run.forward([Rows(TABLE, 0, TEXT[:3])]), own_logits("llama", TEXT[:3])[-1:])
 
 
-def test_a_limited_head_has_what_was_asked_for() -> None:
-    run = runner()
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text", "phi3", "gpt_neox"])
+def test_a_limited_head_has_what_was_asked_for(name: str) -> None:
+    """Of a chain and of a tree; the first tokens, others, and all again."""
+    tree = Rows(TABLE, 3, [5, 6, 7], parents=[-1, 0, 0], num_logits=3)
+    whole = runner(name)
+    whole.forward([Rows(TABLE, 0, TEXT[:3])])
+    wanted = whole.forward([tree])
+    run = runner(name)
+    for chosen in ([0, 1, 2, 3, 9, 40], [3, 7], list(range(VOCAB))):
+        run.limit_head(chosen)
+        run.forward([Rows(TABLE, 0, TEXT[:3])])
+        got = run.forward([tree])
+        assert got.shape == wanted.shape
+        assert_close(got[:, chosen], wanted[:, chosen])
+        others = np.setdiff1d(np.arange(VOCAB), chosen)
+        assert np.isneginf(got[:, others]).all()
+    run.limit_head(None)
+    assert np.array_equal(run.forward([tree]), wanted)
+
+
+def test_a_head_that_is_not_all_is_not_cut() -> None:
+    """What caps or scales logits behind it is kept: all of them are computed."""
+    made = make_model("gemma2", query_pre_attn_scalar=8, final_logit_softcapping=3.0)
+    run = HFModel(made, name="gemma2", num_blocks=8)
+    wanted = run.forward([Rows(TABLE, 0, TEXT[:3])])
     run.limit_head([3, 7])
-    got = run.forward([Rows(TABLE, 0, TEXT[:3])])[0]
-    assert_close(got[[3, 7]], own_logits("llama", TEXT[:3])[-1][[3, 7]])
+    assert np.array_equal(run.forward([Rows(TABLE, 0, TEXT[:3])]), wanted)
+    assert np.abs(wanted).max() <= 3
 
 
 def test_tensors_where_they_are_wanted() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
+
 from foredraft.errors import UnsupportedModelError
 from foredraft.models.hf.masks import ATTENTIONS
 
@@ -16,6 +18,10 @@ _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 def check_kind(model: Any, name: str) -> None:
     """Raises UnsupportedModelError for models whose passes cannot be undone, or that cannot follow trees."""
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise UnsupportedModelError(
+            f"{name} must be a model of Transformers, not {type(model).__name__}: load it first"
+        )
     reason = _reason_against(model)
     if reason is not None:
         raise UnsupportedModelError(f"{name} cannot be speculated with: {reason}")

@@ -17,6 +17,7 @@ from foredraft.errors import ForedraftError, ParameterError, UnsupportedModelErr
 from foredraft.models.base import BLOCK_SIZE, DeviceRows, Rows
 from foredraft.models.hf.cache import SlotCache
 from foredraft.models.hf.checks import cache_argument, check_kind, context_length, text_config
+from foredraft.models.hf.head import CutHead, find_body
 from foredraft.models.hf.layout import Layout, make_layout, running
 from foredraft.models.hf.masks import install_masks
 from foredraft.models.hf.vision import Features, can_see, read_picture, spread_positions
@@ -63,10 +64,13 @@ class HFModel:
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._device = model.get_input_embeddings().weight.device
-        self._fixed_rows = fixed_rows
+        self.fixed_rows = fixed_rows
         self.device_rows = None if device_sampler is None else DeviceRows(str(self._device), device_sampler)
         self._hidden: torch.Tensor | None = None
         self._features: WeakKeyDictionary[Picture, Features] = WeakKeyDictionary()  # as long as their requests live
+        self._body: Any = None  # the model without its head, if it can be run so
+        self._has_looked_for_body = False
+        self._cut_head: CutHead | None = None
 
     @property
     def can_see(self) -> bool:
@@ -83,7 +87,7 @@ class HFModel:
         hidden: list[torch.Tensor] = [torch.empty(0)] * len(batch)
         for group in _groups(batch):
             members = [batch[i] for i in group]
-            layout = make_layout(members, self._device, self._fixed_rows)
+            layout = make_layout(members, self._device, self.fixed_rows)
             group_logits, group_hidden = self._run(members, layout, hidden_layers)
             for i, own_logits, own_hidden in zip(group, group_logits, group_hidden, strict=True):
                 logits[i], hidden[i] = own_logits, own_hidden
@@ -114,31 +118,40 @@ class HFModel:
             raise ForedraftError(f"{self.name} could not read an image: {reason}") from None
 
     def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
-        """Computes all logits all the same: a head is one matrix product here, and there is no smaller one."""
+        """Where more than a matrix product makes the logits, all of them are computed all the same."""
+        if token_ids is None:
+            self._cut_head = None
+            return
+        if not self._has_looked_for_body:
+            self._body, self._has_looked_for_body = find_body(self.transformers_model), True
+        if self._body is not None:
+            self._cut_head = CutHead(self.transformers_model.get_output_embeddings(), token_ids)
 
     def _run(
         self, batch: Sequence[Rows], layout: Layout, hidden_layers: Sequence[int]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Each sequence's logits [num_logits, vocab] and hidden states [layers, rows, hidden]."""
-        firsts = [len(rows.tokens) - rows.num_logits for rows in batch]
-        kept = sorted({i for rows, first in zip(batch, firsts, strict=True) for i in range(first, len(rows.tokens))})
-        if layout.num_queries == self._fixed_rows:  # the head, too, runs over one number of rows
+        wanted = [list(range(len(rows.tokens) - rows.num_logits, len(rows.tokens))) for rows in batch]
+        kept = sorted({i for own in wanted for i in own})
+        if layout.num_queries == self.fixed_rows:  # the head, too, runs over one number of rows
             kept = list(range(layout.num_queries))
         inputs: dict[str, Any] = {"position_ids": self._positions(batch, layout), self._cache_argument: self._cache}
         if all(rows.embeddings is None and not _shown(rows) for rows in batch):
             inputs["input_ids"] = layout.tokens
         else:
             inputs["inputs_embeds"] = self._embed(batch, layout)
-        if self._keeps_logits:
+        if self._keeps_logits and self._cut_head is None:
             inputs["logits_to_keep"] = torch.tensor(kept or [0], device=self._device)
         with ExitStack() as hooks, running(layout):
             seen = _watch_layers(hooks, self.transformers_model, hidden_layers)
-            output = self.transformers_model(**inputs, use_cache=True, return_dict=True)
-        of_index = {index: k if self._keeps_logits else index for k, index in enumerate(kept)}
-        logits = [
-            output.logits[b, [of_index[i] for i in range(first, len(rows.tokens))]]
-            for b, (rows, first) in enumerate(zip(batch, firsts, strict=True))
-        ]
+            run = self.transformers_model if self._cut_head is None else self._body
+            output = run(**inputs, use_cache=True, return_dict=True)
+        if self._cut_head is not None:
+            states = output.last_hidden_state
+            logits = [self._cut_head(states[b, own]) for b, own in enumerate(wanted)]
+        else:
+            of_index = {index: k if self._keeps_logits else index for k, index in enumerate(kept)}
+            logits = [output.logits[b, [of_index[i] for i in own]] for b, own in enumerate(wanted)]
         if not hidden_layers:
             return logits, [torch.empty(0)] * len(batch)
         stacked = torch.stack(
