@@ -95,8 +95,9 @@ class ChainState:
         self.table.release()
         self.cached, self.num_agreed = [], 0
 
-    def learn(self, num_proposed: int, accepted: Sequence[int]) -> None:
-        """From the accepted nodes of the draft, whose chain had so many tokens."""
+    def learn(self, num_nodes: int, accepted: Sequence[int]) -> None:
+        """From the accepted ones of the draft's nodes: a chain, and the leaves behind it."""
+        num_proposed = num_nodes - len(self.leaves)
         num_accepted = sum(node < num_proposed for node in accepted)
         for i in range(min(num_accepted + 1, num_proposed)):
             self.by_probability.update(self.buckets[i], i < num_accepted)

@@ -92,8 +92,7 @@ class CrossVocabDrafter:
 
     def observe(self, seq: SequenceView, draft: Draft, verdict: Verdict, hidden: Array | None) -> None:
         if draft.source == self.name:
-            state = self._chains.state(seq.id)
-            state.learn(len(draft.tokens) - len(state.leaves), verdict.accepted)
+            self._chains.state(seq.id).learn(len(draft.tokens), verdict.accepted)
 
     def end(self, seq: SequenceView) -> None:
         self._uses_law.pop(seq.id, None)
