@@ -11,13 +11,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class LocalHub:
-    """`files`: what each repository holds. `broken_after`: the connection breaks off after so many bytes of a file."""
+    """`files`: what each repository holds. `broken_after`: the connection breaks off after so many bytes of a file.
+
+    `store`: another hub that files are fetched from, as from the real one's.
+    """
 
     def __init__(self, files: dict[str, dict[str, bytes]]) -> None:
         self.files = files
         self.gated: set[str] = set()
         self.broken_after: int | None = None
+        self.store: LocalHub | None = None
         self.requests: list[str] = []  # METHOD path [range]
+        self.tokens: list[str] = []  # of the same requests
         self.url = ""
 
 
@@ -37,6 +42,13 @@ def local_hub(files: dict[str, dict[str, bytes]]) -> Iterator[LocalHub]:
         thread.join()
 
 
+def _listed(path: str, data: bytes) -> dict[str, object]:
+    entry = {"type": "file", "path": path, "size": len(data), "oid": "0" * 40}
+    if path.endswith((".gguf", ".safetensors")):
+        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 100}
+    return entry
+
+
 def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -50,6 +62,7 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, with_body: bool) -> None:
             hub.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
+            hub.tokens.append(self.headers.get("Authorization", ""))
             path = self.path.partition("?")[0].strip("/").split("/")
             if path == [""]:
                 self._send(200, b"hub", with_body)
@@ -62,10 +75,7 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
             repo = f"{owner}/{name}"
             if repo not in hub.files:
                 return self._send(404, b"{}", with_body, {"X-Error-Code": "RepoNotFound"})
-            tree = [
-                {"type": "file", "path": path, "size": len(data), "oid": "0" * 40}
-                for path, data in hub.files[repo].items()
-            ]
+            tree = [_listed(path, data) for path, data in hub.files[repo].items()]
             siblings = [{"rfilename": path} for path in hub.files[repo]]
             info = {"id": repo, "modelId": repo, "sha": "0" * 40, "siblings": siblings, "tags": [], "downloads": 0}
             body = tree if "/tree/" in self.path else info
@@ -78,6 +88,9 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
                 code = "EntryNotFound" if repo in hub.files else "RepoNotFound"
                 return self._send(404, b"", with_body, {"X-Error-Code": code, "X-Repo-Commit": "0" * 40})
             data = hub.files[repo][file]
+            if hub.store is not None:
+                linked = {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+                return self._send(302, b"", with_body, linked | {"Location": hub.store.url + self.path})
             start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
             if start > 0 and start >= len(data):
                 return self._send(416, b"", with_body, {"Content-Range": f"bytes */{len(data)}"})
@@ -95,6 +108,6 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if with_body:
-                self.wfile.write(body if hub.broken_after is None else body[: hub.broken_after])
+                self.wfile.write(body[: hub.broken_after] if "/resolve/" in self.path else body)
 
     return Handler

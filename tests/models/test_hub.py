@@ -161,7 +161,12 @@ def spoil_choice(server):
     ("spec", "spoil", "error", "reason"),
     [
         (REPO, spoil_choice, ModelFileError, f"write {REPO}:FILE with one of model-Q8_0.gguf, model-F16.gguf"),
-        (REPO, lambda server: server.files.update({REPO: {"a.bin": b""}}), ModelFileError, "has no .gguf file"),
+        (
+            REPO,
+            lambda server: server.files.update({REPO: {"a.bin": b""}}),
+            ModelFileError,
+            "neither a .gguf file nor safe.* --backend hf",
+        ),
         (f"{REPO}:absent.gguf", lambda server: None, DownloadError, "has no file absent.gguf"),
         (
             "org/absent",

@@ -141,7 +141,7 @@ def command(
 
 
 @click.command("passes")
-@click.option("-m", "--model", required=True, help="A .gguf file, a catalogue name, or a hub id org/repo[:file].")
+@click.option("-m", "--model", required=True, help="A .gguf file, a catalogue name, or a hub id org/repo[:file.gguf].")
 @click.option("--rows", default="1,2,4,6,8,16", show_default=True, callback=parse_numbers, help="Rows of a pass.")
 @click.option(
     "--context", "contexts", default="512,4096", show_default=True, callback=parse_numbers, help="Tokens before."

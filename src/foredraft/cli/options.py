@@ -133,7 +133,7 @@ def engine_options(command: Command) -> Command:
         "-m",
         "--model",
         required=True,
-        help="A .gguf file, a catalogue name, a hub id org/repo[:file], or a folder of Transformers.",
+        help="A .gguf file, a catalogue name, a hub id org/repo[:file.gguf], or a folder of Transformers.",
     )
     return collect(command, [model, *_engine_flags()], "options", _make_engine_options)
 
@@ -223,7 +223,7 @@ def _transformers_flags() -> list[Callable[[Command], Command]]:
         click.option(
             "--backend",
             type=click.Choice(("auto", "native", "hf")),
-            help="What runs the model: the CPU core, or Transformers, also for hub ids; auto takes the core where it "
+            help="What runs the model: the CPU core or Transformers; auto takes the core where it "
             f"knows the family and no flag is for Transformers alone.{shown('backend')}",
         ),
         click.option("--device", help="Of a Transformers model, such as cuda:1. [default: the first GPU, else cpu]"),

@@ -15,9 +15,10 @@ from foredraft.cli.progress import Progress
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @debug_option
 def command(names: tuple[str, ...]) -> None:
-    """Download models by catalogue name or hub id org/repo[:file]. Prints where each file is.
+    """Download models by catalogue name or hub id org/repo[:file.gguf]. Prints where each file or folder is.
 
-    What is on disk already is not downloaded again. Of a download that was interrupted, the finished parts are kept.
+    Of a repository without a .gguf file the safetensors come, with settings and tokenizer. What is on disk already is
+    not downloaded again; a download that was interrupted goes on.
     """
     from foredraft.models.hub import pull
 

@@ -51,7 +51,7 @@ def command(
 ) -> int:
     """Serve MODEL over the OpenAI API.
 
-    It is a .gguf file, a catalogue name, a hub id org/repo[:file], or a folder of Transformers.
+    It is a .gguf file, a catalogue name, a hub id org/repo[:file.gguf], or a folder of Transformers.
     """
     if tensor_parallel_size > 1:
         raise click.UsageError(

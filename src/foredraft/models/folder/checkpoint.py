@@ -60,6 +60,16 @@ class CheckpointTensor:
     shape: tuple[int, ...]
 
 
+def read_description(folder: str | os.PathLike[str]) -> Description:
+    """What config.json says, whether or not the weights are there. Raises ModelFileError, UnsupportedModelError."""
+    path = Path(folder) / CONFIG
+    config = read_json(path)
+    try:
+        return read_config(config)
+    except (ModelFileError, UnsupportedModelError) as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
 class Checkpoint:
     """The decoder of a folder, checked: config.json with model.safetensors, or with the files of its index.
 
@@ -72,13 +82,8 @@ class Checkpoint:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = os.fspath(folder)
-        config = Path(folder) / CONFIG
-        try:
-            self._description = read_config(read_json(config))
-            stored = open_shards(Path(folder))
-        except (ModelFileError, UnsupportedModelError) as error:
-            message = str(error)
-            raise type(error)(message if message.startswith(self.path) else f"{config}: {message}") from None
+        self._description = read_description(folder)
+        stored = open_shards(Path(folder))
         try:
             self.architecture, self._stored = _assign(self._description, stored)
         except (ModelFileError, UnsupportedModelError) as error:
@@ -89,7 +94,7 @@ class Checkpoint:
         }
         if (divisors := self._description.rope_divisors) is not None:
             self.tensors[_ROPE_DIVISORS] = CheckpointTensor("F32", divisors.shape)
-        self.sees = bool(self._description.ignored)  # images, which are no matter of the decoder
+        self.sees = self._description.sees
         self._files = {file.path: file for file, _ in self._stored.values()}
         self.nbytes = sum(file.nbytes for file in self._files.values())
 

@@ -34,6 +34,11 @@ class Description:
     prefixes: tuple[str, ...] = ("model.",)  # what names of tensors may begin with
     ignored: tuple[str, ...] = ()  # beginnings of names that are no part of the decoder
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes images: what reads them is no part of the decoder."""
+        return bool(self.ignored)
+
 
 def read_config(config: Config) -> Description:
     """The decoder that a folder's config.json describes.

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from foredraft.errors import ModelFileError, UnsupportedModelError
 
+#: All weights in one file, or which file has which.
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LENGTH = struct.Struct("<Q")
 #: What the format allows.
 _MAX_HEADER = 100_000_000
@@ -168,7 +170,7 @@ def open_shards(folder: Path) -> dict[str, tuple[SafetensorsFile, StoredTensor]]
 
     Raises ModelFileError, UnsupportedModelError where the weights are of another kind.
     """
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    whole, index = folder / WEIGHTS, folder / INDEX
     if whole.exists():
         file = SafetensorsFile(whole)
         return {name: (file, tensor) for name, tensor in file.tensors.items()}
@@ -179,10 +181,16 @@ def open_shards(folder: Path) -> dict[str, tuple[SafetensorsFile, StoredTensor]]
     raise ModelFileError(f"{folder}: no {whole.name} and no {index.name}; download the weights too")
 
 
-def _open_index(index: Path) -> dict[str, tuple[SafetensorsFile, StoredTensor]]:
+def read_index(index: Path) -> dict[str, str]:
+    """The file of each tensor, in the folder of the index. Raises ModelFileError."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(map(_is_file_name, places.values())):
         raise ModelFileError(f"{index}: no map of tensors to files; download it again")
+    return places
+
+
+def _open_index(index: Path) -> dict[str, tuple[SafetensorsFile, StoredTensor]]:
+    places = read_index(index)
     files = {name: SafetensorsFile(index.parent / name) for name in sorted(set(places.values()))}
     tensors = {}
     for name, place in places.items():
