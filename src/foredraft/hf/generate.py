@@ -26,6 +26,7 @@ from foredraft.hf.pictures import model_inputs, read_prompts, reads_more
 from foredraft.models.fast_tokenizer import FastTokenizer
 from foredraft.models.hf.checks import check_kind
 from foredraft.models.hf.model import HFModel
+from foredraft.models.hf.packing import has_room_for
 from foredraft.models.hf.probe import PictureAnswer, probe_once, probe_pictures_once
 from foredraft.models.hf.tokenizer import make_tokenizer
 from foredraft.models.hf.vision import can_see
@@ -46,6 +47,7 @@ class Speculation:
     num_assistant_tokens: int = DEFAULT_MAX_DRAFT
     adaptive: bool = True
     fixed_rows: bool = False
+    pack_weights: bool = True
 
 
 def generate(
@@ -60,6 +62,7 @@ def generate(
     num_assistant_tokens: int | None = None,
     adaptive: bool = True,
     fixed_rows: bool = False,
+    pack_weights: bool = True,
     **kwargs: Any,
 ) -> Any:
     """What `model.generate(inputs, **kwargs)` returns, by speculative decoding.
@@ -73,7 +76,8 @@ def generate(
     max_matching_ngram_size, may stand in a GenerationConfig as well. adaptive: measured costs and acceptance shorten
     drafts; False always drafts the longest. fixed_rows: every pass is filled up to the rows of a draft of
     DEFAULT_MAX_DRAFT, or of the longest if that has more, so that a text has the same bits whatever drafts.
-    tokenizer: needed for stop_strings.
+    pack_weights: on a CPU, keep a second copy of the weights of linear layers as torch's kernels read them fastest, as
+    long as the model lives; half of the memory that is left must hold it. tokenizer: needed for stop_strings.
 
     Raises UnsupportedModelError for models and arguments that speculation cannot follow, ParameterError,
     TokenizerMismatchError.
@@ -100,6 +104,7 @@ def generate(
         num_assistant_tokens=max(lengths, default=DEFAULT_MAX_DRAFT),
         adaptive=adaptive,
         fixed_rows=fixed_rows,
+        pack_weights=pack_weights,
     )
     streamer = kwargs.get("streamer")
     pictures = _look(model, assistant_model, inputs, kwargs)
@@ -170,7 +175,7 @@ def _answer_to_image(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> P
 def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -> None:
     """Fill the columns. The engine computes; `columns` decides, as `generate` does, when it is over."""
     num_rows = 1 + max(speculation.num_assistant_tokens, DEFAULT_MAX_DRAFT) if speculation.fixed_rows else 0
-    target = _target_runner(model, batch, num_rows)
+    target = _target_runner(model, batch, num_rows, speculation.pack_weights)
     drafters = _make_drafters(batch, target, speculation)
     engine = batch.make_engine(target, drafters, speculation.num_assistant_tokens, speculation.adaptive)
     while not columns.commit():
@@ -183,9 +188,10 @@ def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -
             columns.extend(step.seq.index, step.seq.tokens[len(step.seq.tokens) - step.num_new :])
 
 
-def _target_runner(model: Any, batch: Batch, fixed_rows: int) -> HFModel:
+def _target_runner(model: Any, batch: Batch, fixed_rows: int, pack_weights: bool) -> HFModel:
     probe_once(model, name="the model")
-    runner = HFModel(model, name="the model", num_blocks=batch.num_blocks, fixed_rows=fixed_rows)
+    packed = pack_weights and has_room_for(model)
+    runner = HFModel(model, name="the model", num_blocks=batch.num_blocks, fixed_rows=fixed_rows, packed=packed)
     batch.check_ids(runner.vocab_size)
     longest = max(batch.max_lengths)
     if longest > runner.max_model_len:
@@ -213,12 +219,14 @@ def _make_model_drafter(batch: Batch, target: HFModel, speculation: Speculation)
     """Where its context ends, it drafts no more."""
     model, name = speculation.assistant_model, "assistant_model"
     probe_once(model, name=name)
+    packed = speculation.pack_weights and has_room_for(model)
     if speculation.tokenizers is None:
-        assistant = HFModel(model, name=name, num_blocks=batch.num_blocks)
+        assistant = HFModel(model, name=name, num_blocks=batch.num_blocks, packed=packed)
         head_size = AUTO_DRAFT_VOCAB if assistant.vocab_size > AUTO_DRAFT_VOCAB else None
         return ModelDrafter("model", assistant, target.vocab_size, head_size=head_size, sees=assistant.can_see)
     ours, theirs = speculation.tokenizers
-    assistant = HFModel(model, name=name, num_blocks=2 * batch.num_blocks)  # texts may take more of its own tokens
+    num_blocks = 2 * batch.num_blocks  # texts may take more of its own tokens
+    assistant = HFModel(model, name=name, num_blocks=num_blocks, packed=packed)
     return CrossVocabDrafter("model", assistant, theirs, target, ours, native=False)
 
 

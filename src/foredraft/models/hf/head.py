@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from foredraft.models.hf.packing import can_pack, pack_weight, packed_linear
 from foredraft.models.hf.vision import can_see
 
 
 class CutHead:
     """Logits of the chosen tokens, -inf for the others.
 
-    The head's first rows are read where they are, as far as they are chosen without a gap; the others are copied.
+    The head's first rows, as far as they are chosen without a gap, are read where they are, or packed; the others are
+    copied. `previous`: of the same head, whose packed rows may serve here too.
     """
 
-    def __init__(self, head: torch.nn.Linear, token_ids: Sequence[int] | NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        head: torch.nn.Linear,
+        token_ids: Sequence[int] | NDArray[np.int64],
+        *,
+        packed: bool = False,
+        previous: CutHead | None = None,
+    ) -> None:
         ids = np.asarray(token_ids, np.int64)
         self._num_first = int(np.cumprod(ids == np.arange(len(ids))).sum())
         self._others = torch.from_numpy(ids[self._num_first :]).to(head.weight.device)
         self._vocab_size = head.weight.shape[0]
-        first, bias = slice(0, self._num_first), head.bias
-        self._first = (head.weight[first], None if bias is None else bias[first])
-        self._rest = (head.weight[self._others], None if bias is None else bias[self._others])
+        if previous is not None and previous._num_first == self._num_first:
+            self._first = previous._first
+        else:
+            self._first = _product(head, slice(0, self._num_first), packed)
+        self._rest = _product(head, self._others, packed=False)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] to [rows, vocab]."""
         logits = hidden.new_full((hidden.shape[0], self._vocab_size), float("-inf"))
-        logits[:, : self._num_first] = torch.nn.functional.linear(hidden, *self._first)
-        logits[:, self._others] = torch.nn.functional.linear(hidden, *self._rest)
+        logits[:, : self._num_first] = self._first(hidden)
+        logits[:, self._others] = self._rest(hidden)
         return logits
+
+
+def _product(head: torch.nn.Linear, rows: slice | torch.Tensor, packed: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The layer that those rows of the head are."""
+    weight, bias = head.weight[rows], None if head.bias is None else head.bias[rows]
+    if packed and can_pack(weight):
+        return partial(packed_linear, weight=pack_weight(weight), bias=bias)
+    return partial(torch.nn.functional.linear, weight=weight, bias=bias)
 
 
 def find_body(model: Any) -> Any:

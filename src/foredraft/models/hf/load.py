@@ -17,6 +17,7 @@ from foredraft.models.base import ImageReader, TextTokenizer
 from foredraft.models.fast_tokenizer import FastTokenizer
 from foredraft.models.hf.checks import context_length
 from foredraft.models.hf.model import HFModel
+from foredraft.models.hf.packing import pack_for_good
 from foredraft.models.hf.probe import probe_once
 from foredraft.models.hf.processor import HFImageReader, NoImages, ProcessorLoader, check_reader
 from foredraft.models.hf.tokenizer import make_tokenizer
@@ -72,6 +73,8 @@ def load_hf_model(
         model = _moved(model, options.device or _default_device())
     length = max_model_len or context_length(model) or DEFAULT_CONTEXT
     short_name = Path(name).name or name
+    device = model.device
+    pack_for_good(model)
     probe_once(model, name=short_name)
     return HFModel(
         model,
@@ -79,7 +82,8 @@ def load_hf_model(
         num_blocks=count_blocks(kv_cache_tokens, length, max_num_seqs),
         max_model_len=length,
         fixed_rows=fixed_rows,
-        device_sampler=choose_device_sampler(model.device),
+        device_sampler=choose_device_sampler(device),
+        packed=True,
     )
 
 

@@ -20,6 +20,7 @@ from foredraft.models.hf.checks import cache_argument, check_kind, context_lengt
 from foredraft.models.hf.head import CutHead, find_body
 from foredraft.models.hf.layout import Layout, make_layout, running
 from foredraft.models.hf.masks import install_masks
+from foredraft.models.hf.packing import PackedLayers
 from foredraft.models.hf.vision import Features, can_see, read_picture, spread_positions
 from foredraft.types import MAX_DRAFT, Array, Picture
 
@@ -33,7 +34,8 @@ class HFModel:
     model: in evaluation mode, on its device or spread over several; never changed. max_model_len: None takes what its
     positions reach. fixed_rows: passes of fewer rows a sequence are filled up to so many, so that plain and speculative
     decoding run the same kernels on the same shapes; 0 does not fill up. device_sampler: what reads the rows as tensors
-    on the model's device; None brings them to the CPU as numpy arrays. They are float32 either way.
+    on the model's device; None brings them to the CPU as numpy arrays. They are float32 either way. packed: run linear
+    layers on the CPU over a second copy of their weights (packing.py).
 
     Raises UnsupportedModelError if the model cannot be run exactly: its state cannot be undone, or it takes no masks.
     """
@@ -47,6 +49,7 @@ class HFModel:
         max_model_len: int | None = None,
         fixed_rows: int = 0,
         device_sampler: SamplerKind | None = None,
+        packed: bool = False,
     ) -> None:
         check_kind(model, name)
         install_masks()
@@ -71,6 +74,11 @@ class HFModel:
         self._body: Any = None  # the model without its head, if it can be run so
         self._has_looked_for_body = False
         self._cut_head: CutHead | None = None
+        self._packed = PackedLayers(model) if packed else None
+
+    @property
+    def is_packed(self) -> bool:
+        return self._packed is not None
 
     @property
     def can_see(self) -> bool:
@@ -125,7 +133,8 @@ class HFModel:
         if not self._has_looked_for_body:
             self._body, self._has_looked_for_body = find_body(self.transformers_model), True
         if self._body is not None:
-            self._cut_head = CutHead(self.transformers_model.get_output_embeddings(), token_ids)
+            head = self.transformers_model.get_output_embeddings()
+            self._cut_head = CutHead(head, token_ids, packed=self.is_packed, previous=self._cut_head)
 
     def _run(
         self, batch: Sequence[Rows], layout: Layout, hidden_layers: Sequence[int]
@@ -143,6 +152,8 @@ class HFModel:
         if self._keeps_logits and self._cut_head is None:
             inputs["logits_to_keep"] = torch.tensor(kept or [0], device=self._device)
         with ExitStack() as hooks, running(layout):
+            if self._packed is not None:
+                hooks.enter_context(self._packed.running())
             seen = _watch_layers(hooks, self.transformers_model, hidden_layers)
             run = self.transformers_model if self._cut_head is None else self._body
             output = run(**inputs, use_cache=True, return_dict=True)
