@@ -18,7 +18,7 @@ from foredraft.engine.sequence import Sequence as EngineSequence
 from foredraft.engine.step import Engine
 from foredraft.errors import ParameterError, UnsupportedModelError
 from foredraft.hf.pictures import find_pictures, inputs_beside, seen_by_both
-from foredraft.hf.sampler import Process, ProcessorSampler, Record, make_process
+from foredraft.hf.sampler import Process, Record, make_process, sampler_class
 from foredraft.kvcache.blocks import BlockPool, SlotTable, num_blocks_for
 from foredraft.models.hf.model import HFModel
 from foredraft.types import MAX_DRAFT, Picture, PicturePrompt, SamplingParams, pictures_of
@@ -71,9 +71,10 @@ class Batch:
     def _make_sequences(self, target: HFModel, pool: BlockPool) -> list[EngineSequence]:
         params = SamplingParams(temperature=1.0 if self.generation_config.do_sample else 0.0, max_tokens=None)
         seed = int(torch.randint(2**62, (1,)).item())  # of torch's generator: torch.manual_seed makes it repeatable
+        make_sampler = sampler_class(None if target.device_rows is None else target.device_rows.sampler)
         seqs = []
         for index, (prompt, process) in enumerate(zip(self.prompts, self.processes, strict=True)):
-            sampler = ProcessorSampler(
+            sampler = make_sampler(
                 params,
                 process,
                 vocab_size=target.vocab_size,

@@ -25,6 +25,7 @@ from foredraft.hf.columns import Columns
 from foredraft.hf.pictures import model_inputs, read_prompts, reads_more
 from foredraft.models.fast_tokenizer import FastTokenizer
 from foredraft.models.hf.checks import check_kind
+from foredraft.models.hf.load import choose_device_sampler
 from foredraft.models.hf.model import HFModel
 from foredraft.models.hf.packing import has_room_for
 from foredraft.models.hf.probe import PictureAnswer, probe_once, probe_pictures_once
@@ -191,7 +192,14 @@ def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -
 def _target_runner(model: Any, batch: Batch, fixed_rows: int, pack_weights: bool) -> HFModel:
     probe_once(model, name="the model")
     packed = pack_weights and has_room_for(model)
-    runner = HFModel(model, name="the model", num_blocks=batch.num_blocks, fixed_rows=fixed_rows, packed=packed)
+    runner = HFModel(
+        model,
+        name="the model",
+        num_blocks=batch.num_blocks,
+        fixed_rows=fixed_rows,
+        device_sampler=choose_device_sampler(model.device),
+        packed=packed,
+    )
     batch.check_ids(runner.vocab_size)
     longest = max(batch.max_lengths)
     if longest > runner.max_model_len:
@@ -220,13 +228,17 @@ def _make_model_drafter(batch: Batch, target: HFModel, speculation: Speculation)
     model, name = speculation.assistant_model, "assistant_model"
     probe_once(model, name=name)
     packed = speculation.pack_weights and has_room_for(model)
+    sampler = None if target.device_rows is None else target.device_rows.sampler  # rows are brought where they are read
+
+    def make_runner(num_blocks: int) -> HFModel:
+        return HFModel(model, name=name, num_blocks=num_blocks, device_sampler=sampler, packed=packed)
+
     if speculation.tokenizers is None:
-        assistant = HFModel(model, name=name, num_blocks=batch.num_blocks, packed=packed)
+        assistant = make_runner(batch.num_blocks)
         head_size = AUTO_DRAFT_VOCAB if assistant.vocab_size > AUTO_DRAFT_VOCAB else None
         return ModelDrafter("model", assistant, target.vocab_size, head_size=head_size, sees=assistant.can_see)
     ours, theirs = speculation.tokenizers
-    num_blocks = 2 * batch.num_blocks  # texts may take more of its own tokens
-    assistant = HFModel(model, name=name, num_blocks=num_blocks, packed=packed)
+    assistant = make_runner(2 * batch.num_blocks)  # texts may take more of its own tokens
     return CrossVocabDrafter("model", assistant, theirs, target, ours, native=False)
 
 

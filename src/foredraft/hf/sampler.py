@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
+from array_api_compat import is_numpy_array
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
 from foredraft.algo.masks import unpack_mask
-from foredraft.algo.sampler import ArraySampler, Mask, Masks
+from foredraft.algo.sampler import NO_TOKEN, NOT_FINITE, ArraySampler, Mask, Masks, SamplerKind
 from foredraft.algo.tree import chain, path_to
 from foredraft.errors import NoTokenError, NumericalError, UnsupportedModelError
 from foredraft.types import Array, Draft, SamplingParams, Verdict
@@ -88,10 +89,10 @@ class Record:
 
 
 class ProcessorSampler(ArraySampler):
-    """The reference sampler whose law is the processors' instead of that of its parameters.
+    """The reference sampler whose law is the processors' instead of that of its parameters; for rows of numpy or torch.
 
-    prompt: the row of `input_ids`, padding included, as processors see it. `device`: where they work. With a `record`,
-    what every token was chosen by is kept there.
+    prompt: the row of `input_ids`, padding included, as processors see it. `device`: where they work, and where rows of
+    torch are decided on. With a `record`, what every token was chosen by is kept there.
     """
 
     def __init__(
@@ -112,25 +113,46 @@ class ProcessorSampler(ArraySampler):
         self._record = record
 
     def verify(self, logits: Array, draft: Draft, masks: Masks | None = None) -> Verdict:
+        if draft.probs is not None and not is_numpy_array(logits):  # the assistant may be elsewhere
+            draft = replace(draft, probs=torch.as_tensor(draft.probs, device=self._device))
         verdict = super().verify(logits, draft, masks)
-        if self._record is not None:
-            parents = chain(len(draft.tokens)) if draft.parents is None else draft.parents
-            for node in (-1, *verdict.accepted):
-                path = [draft.tokens[i] for i in path_to(parents, node)]
-                raw = torch.tensor(logits[1 + node], device=self._device)
-                self._record.scores.append(TokenScores(raw, self._processed(raw, path)))
+        self._keep(logits, draft, verdict)
         return verdict
 
+    def _keep(self, logits: Array, draft: Draft, verdict: Verdict) -> None:
+        if self._record is None:
+            return
+        parents = chain(len(draft.tokens)) if draft.parents is None else draft.parents
+        for node in (-1, *verdict.accepted):
+            path = [draft.tokens[i] for i in path_to(parents, node)]
+            raw = torch.as_tensor(logits[1 + node], device=self._device).clone()
+            self._record.scores.append(TokenScores(raw, self._processed(raw, path)))
+
     def _adjust(self, logits: Array, path: Sequence[int], mask: Mask | None) -> Array:
-        if np.isnan(logits).any():
-            raise NumericalError("the model produced logits that are not numbers; its weights or input are damaged")
+        scores = self._scores(torch.as_tensor(logits, device=self._device), path, mask).double()
+        best = float(scores.max())
+        if best == -math.inf:
+            raise NoTokenError(NO_TOKEN)
+        if not math.isfinite(best):
+            raise NumericalError(NOT_FINITE)
+        return scores.cpu().numpy() if is_numpy_array(logits) else scores
+
+    def _scores(self, logits: torch.Tensor, path: Sequence[int], mask: Mask | None) -> torch.Tensor:
+        """[vocab] float32; all NaN where the model's row holds one."""
+        raw = logits.float()  # exact: they came as float32
         if mask is not None:
-            logits = np.where(unpack_mask(mask, self._vocab_size), logits, -np.inf)
-        raw = torch.from_numpy(logits).to(self._device, torch.float32)  # exact: they came as float32
-        scores: Array = self._processed(raw, path).double().cpu().numpy()
-        if not np.isfinite(scores).any():
-            raise NoTokenError("no token is left to choose: the processors exclude all that there are")
-        return scores
+            allowed = torch.as_tensor(unpack_mask(mask, self._vocab_size), device=raw.device)
+            raw = torch.where(allowed, raw, -torch.inf)
+        return torch.where(raw.isnan().any(), torch.nan, self._processed(raw, path))
 
     def _processed(self, logits: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
         return self._processors([*self._tokens, *path], logits[None])[0]
+
+
+def sampler_class(kind: SamplerKind | None) -> type[ProcessorSampler]:
+    """For rows that stay on their device for a sampler of this kind, or that come as numpy's (None)."""
+    if kind != "triton":
+        return ProcessorSampler
+    from foredraft.hf.triton_sampler import TritonProcessorSampler  # Triton is not everywhere
+
+    return TritonProcessorSampler

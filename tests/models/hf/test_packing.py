@@ -16,7 +16,7 @@ from foredraft.models.base import Rows
 from foredraft.models.hf import packing
 from foredraft.models.hf.head import CutHead
 from foredraft.models.hf.model import HFModel
-from foredraft.models.hf.packing import PackedLayers, can_pack, has_room_for, pack_for_good
+from foredraft.models.hf.packing import can_pack, has_room_for, pack_for_good
 from tests.models.hf.zoo import make_model
 
 DTYPES = [torch.bfloat16, torch.float32]
