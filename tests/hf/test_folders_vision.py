@@ -10,6 +10,8 @@ import pytest
 
 from foredraft import LLM, SamplingParams
 from foredraft.errors import ForedraftError, ParameterError, PromptTooLongError
+from foredraft.models.hf import model as hf_model
+from foredraft.models.hf.encodings import Encodings
 from foredraft.types import pictures_of
 from tests.models.eyes import data_url, file_of, url_part
 from tests.models.hf.folders import write_folder as write_text_folder
@@ -107,6 +109,50 @@ def test_a_later_turn_reuses_the_image(folders: Path) -> None:
         (picture_of_other,) = pictures_of(llm.render_chat(other))
         shared = picture_of_other.start // 32 * 32
         assert llm.chat(other, GREEDY)[0].usage.num_cached_tokens == shared > 0
+
+
+def count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by a name whenever the target or the draft looks at an image."""
+    seen: list[str] = []
+    read = hf_model.read_picture
+
+    def count(model: Any, picture: Any, name: str) -> Any:
+        seen.append(name)
+        return read(model, picture, name)
+
+    monkeypatch.setattr(hf_model, "read_picture", count)
+    assert llm.model.name == "llava"
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_prefix_caching": False}], ids=["shared prefixes", "each alone"])
+def test_an_image_is_encoded_once(folders: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each model, for all turns and requests that show it."""
+    with load(folders, "llava", "seeing", **options) as llm:
+        seen = count_encodings(llm, monkeypatch)
+        first = ask("what is |?", picture(1))
+        (answer,) = llm.chat(first, GREEDY)
+        assert sorted(seen) == ["llava", "llava-draft"]
+        turn = [*first, {"role": "assistant", "content": "a cat"}, {"role": "user", "content": "and now?"}]
+        (later,) = llm.chat(turn, GREEDY)
+        (again,) = llm.chat(first, GREEDY)
+        assert again.token_ids == answer.token_ids
+        assert len(seen) == 2
+        both = ask("is | or | larger?", picture(1), picture(2))
+        llm.chat(both, GREEDY)
+        assert sorted(seen) == ["llava", "llava", "llava-draft", "llava-draft"]
+    with load(folders, "llava", "seeing", **options) as fresh:
+        assert fresh.chat(turn, GREEDY)[0].token_ids == later.token_ids
+        assert list(fresh.chat(both, GREEDY)[0].token_ids) == own_ids("llava", both, [picture(1), picture(2)])
+
+
+def test_without_room_images_are_encoded_again(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_model, "Encodings", lambda: Encodings(max_bytes=0))
+    with load(folders, "llava", "none") as llm:
+        seen = count_encodings(llm, monkeypatch)
+        ids = [llm.chat(CHATS[0][0], GREEDY)[0].token_ids for _ in range(2)]
+        assert ids[0] == ids[1]
+        assert seen == ["llava", "llava"]
 
 
 def test_a_draft_that_sees_is_accepted_more_often(folders: Path) -> None:

@@ -17,6 +17,7 @@ from foredraft.errors import ForedraftError, ParameterError, UnsupportedModelErr
 from foredraft.models.base import BLOCK_SIZE, DeviceRows, Rows
 from foredraft.models.hf.cache import SlotCache
 from foredraft.models.hf.checks import cache_argument, check_kind, context_length, text_config
+from foredraft.models.hf.encodings import Encodings
 from foredraft.models.hf.head import CutHead, find_body
 from foredraft.models.hf.layout import Layout, make_layout, running
 from foredraft.models.hf.masks import install_masks
@@ -71,6 +72,7 @@ class HFModel:
         self.device_rows = None if device_sampler is None else DeviceRows(str(self._device), device_sampler)
         self._hidden: torch.Tensor | None = None
         self._features: WeakKeyDictionary[Picture, Features] = WeakKeyDictionary()  # as long as their requests live
+        self._encodings = Encodings()  # of pictures that may come again
         self._body: Any = None  # the model without its head, if it can be run so
         self._has_looked_for_body = False
         self._cut_head: CutHead | None = None
@@ -117,13 +119,19 @@ class HFModel:
     def see(self, picture: Picture) -> None:
         if picture in self._features:
             return
+        known = self._encodings.find(picture.key)
+        if known is not None:
+            self._features[picture] = known
+            return
         try:
-            self._features[picture] = read_picture(self.transformers_model, picture, self.name)
+            features = read_picture(self.transformers_model, picture, self.name)
         except ForedraftError:
             raise
         except Exception as error:  # a fault of one picture must not be one of the pass
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ForedraftError(f"{self.name} could not read an image: {reason}") from None
+        self._features[picture] = features
+        self._encodings.keep(picture.key, features)
 
     def limit_head(self, token_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
         """Where more than a matrix product makes the logits, all of them are computed all the same."""

@@ -42,6 +42,11 @@ class Features:
     positions: NDArray[np.int64] | None = None
     surplus: NDArray[np.int64] | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """What the embeddings keep in memory."""
+        return self.embeddings.untyped_storage().nbytes()
+
 
 @dataclass(frozen=True, slots=True)
 class Readings:
