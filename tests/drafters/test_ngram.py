@@ -8,8 +8,8 @@ from foredraft.types import Draft, DraftRequest, PassPrice, Verdict
 from tests.drafters.views import View
 
 
-def propose(tokens: list[int], n: int, **view: object) -> list[int]:
-    drafter, seq = NgramDrafter(), View(tokens, **view)  # type: ignore[arg-type]
+def propose(tokens: list[int], n: int, *, min_match: int = 2, **view: object) -> list[int]:
+    drafter, seq = NgramDrafter(min_match=min_match), View(tokens, **view)  # type: ignore[arg-type]
     drafter.begin(seq)
     return list(drafter.propose([DraftRequest(seq, n)])[0].tokens)
 
@@ -18,10 +18,10 @@ def propose(tokens: list[int], n: int, **view: object) -> list[int]:
     ("tokens", "n", "expected"),
     [
         ([1, 2, 3, 4, 1, 2], 2, [3, 4]),
-        ([1, 2, 3, 4, 1, 2], 9, [3, 4, 1, 2]),  # what followed, up to the end of the text
+        ([1, 2, 3, 4, 1, 2], 9, [3, 4, 1, 2, 3, 4, 1, 2, 3]),  # round and round from the end of the text
         ([1, 2, 3, 1, 2, 4, 1, 2], 1, [4]),  # the newest of equally long matches
         ([9, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], 1, [3]),  # the longest match
-        ([5, 5, 5], 2, [5]),
+        ([5, 5, 5], 4, [5, 5, 5, 5]),
         ([1, 2, 3, 4], 3, []),  # no match
         ([1], 3, []),
         ([1, 2, 3, 2], 3, []),  # one token alone is no match
@@ -29,6 +29,18 @@ def propose(tokens: list[int], n: int, **view: object) -> list[int]:
 )
 def test_what_followed_the_longest_earlier_match(tokens: list[int], n: int, expected: list[int]) -> None:
     assert propose(tokens, n) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3, 2], [3, 2]),  # one token, where no two were seen together
+        ([1, 2, 3, *(9, 2) * 40, 7, 1, 2], [3, 9]),  # two that are far back, before one that is near
+        ([1, 2, 3], []),
+    ],
+)
+def test_one_token_matches_if_two_do_not(tokens: list[int], expected: list[int]) -> None:
+    assert propose(tokens, 2, min_match=1) == expected
 
 
 def test_a_prediction_is_searched_too_but_not_across_its_border() -> None:
@@ -86,7 +98,7 @@ def test_the_index_follows_the_text() -> None:
     drafter.begin(seq)
     assert not drafter.propose([DraftRequest(seq, 4)])[0].tokens
     seq.tokens += [1, 2]
-    assert drafter.propose([DraftRequest(seq, 4)])[0].tokens == [3, 1, 2]
+    assert drafter.propose([DraftRequest(seq, 4)])[0].tokens == [3, 1, 2, 3]
 
 
 def test_what_fails_is_drafted_no_longer() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from foredraft.engine.costs import CONTEXTS, ROWS, PassCosts, measure_pass_costs
-from foredraft.models.base import BLOCK_SIZE
+from foredraft.models.base import BLOCK_SIZE, Rows
 from foredraft.testing import TinyModel
 
 FLAT = [1.0 + 0.01 * n for n in ROWS]
@@ -82,6 +83,46 @@ def test_rows_and_context_are_told_apart() -> None:
         costs.observe(shares, 0.02 + 0.0001 * rows + 3 * sum(n * c * 0.002 / 2048 for n, c in shares))
     assert costs.row_s(2048) == pytest.approx(0.006, rel=0.15)
     assert costs.base_s(4) == pytest.approx(0.0204, rel=0.15)
+
+
+class Clock:
+    """A model whose passes take what `pass_s` (rows, context) says, on a clock of its own."""
+
+    max_model_len, num_blocks = 4096, 200
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pass_s: Callable[[int, int], float]) -> None:
+        self.pass_s, self.now, self.num_passes, self.hiccup_at = pass_s, 0.0, 0, 0
+        monkeypatch.setattr("foredraft.engine.costs.perf_counter", lambda: self.now)
+
+    def forward(self, batch: list[Rows], hidden_layers: object = ()) -> None:
+        self.num_passes += 1
+        seconds = self.pass_s(len(batch[0].tokens), batch[0].start)
+        self.now += 40 * seconds if self.num_passes == self.hiccup_at else seconds
+
+
+def test_what_a_context_adds_is_told_by_row_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Clock(monkeypatch, lambda rows, context: 0.010 + 0.001 * rows + context * (0.00002 + 0.00001 * rows))
+    costs = measure_pass_costs(model, range(2))  # type: ignore[arg-type]
+    assert costs.base_s(1) == pytest.approx(0.011)
+    assert costs.row_s(1024) == pytest.approx(0.01024)
+    assert costs.context_s(5, 4096) == pytest.approx(4096 * (0.00002 + 0.00005))
+
+
+def test_costs_go_on_along_the_line_that_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = measure_pass_costs(Clock(monkeypatch, lambda rows, _: 0.02 + 0.001 * rows), range(2))  # type: ignore[arg-type]
+    assert [costs.base_s(n) for n in (1, 8, 16, 32, 48, 64)] == pytest.approx(
+        [0.021, 0.028, 0.036, 0.052, 0.068, 0.084]
+    )
+
+
+@pytest.mark.parametrize("hiccup_at", range(3, 19))
+def test_one_slow_moment_at_load_does_not_make_more_work_dear(hiccup_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes so slow that most are timed once or twice; whichever is disturbed, those after it tell that it was."""
+    model = Clock(monkeypatch, lambda rows, context: 0.1 + 0.001 * rows + 0.00001 * context)
+    model.hiccup_at = hiccup_at
+    costs = measure_pass_costs(model, range(2))  # type: ignore[arg-type]
+    assert costs.base_s(16) < 0.2
+    assert costs.context_s(4, 512) < 0.05
 
 
 @pytest.mark.parametrize("max_model_len", [64, 512, 4096])

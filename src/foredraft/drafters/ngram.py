@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 
 from foredraft.algo.lengths import best_lengths
 from foredraft.drafters.base import DraftNeeds
@@ -22,12 +23,15 @@ PRIOR_ACCEPTANCE = (0.0, 0.15, 0.4, 0.55, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92,
 PREDICTION = "prediction"
 #: Places that a match is sought at, newest first; more of them rarely hold a longer one.
 MAX_CANDIDATES = 32
+#: Tokens by which these are found, or fewer where so many were never seen together.
+MAX_KEY = 2
 
 
 class NgramDrafter:
     """Proposes the tokens after the longest earlier occurrence of the text's end.
 
-    Of equally long ones the newest in the answer, else one in the prediction, else the newest in the prompt.
+    Of equally long ones the newest in the answer, else one in the prediction, else the newest in the prompt. Where the
+    text ends before the draft does, it is taken to go round in a circle: what followed is followed by itself.
     """
 
     name = "ngram"
@@ -102,6 +106,8 @@ class _State:
         if not self.match:
             return NO_DRAFT
         found = text.tokens[end : end + num_tokens]
+        if text is self.own:
+            found = list(islice(cycle(found), num_tokens))
         # each token that is right makes the match one longer
         confidences = [self._estimate(source, self.match + i) for i in range(len(found))]
         return Draft(found, confidences=confidences, source=source)
@@ -119,7 +125,7 @@ class _State:
 
 @dataclass(slots=True)
 class _Text:
-    """Tokens, and where each `min_match`-gram of them ends."""
+    """Tokens, and where each run of `min_match` to MAX_KEY of them ends."""
 
     min_match: int
     max_match: int
@@ -128,26 +134,34 @@ class _Text:
         default_factory=lambda: defaultdict(lambda: deque(maxlen=MAX_CANDIDATES))
     )
 
+    @property
+    def key_sizes(self) -> range:
+        return range(self.min_match, max(self.min_match, min(MAX_KEY, self.max_match)) + 1)
+
     def extend(self, tokens: Sequence[int]) -> None:
         begin = len(self.tokens)
         self.tokens += tokens
-        for end in range(max(begin + 1, self.min_match), len(self.tokens) + 1):
-            self.ends[tuple(self.tokens[end - self.min_match : end])].append(end)
+        for size in self.key_sizes:
+            for end in range(max(begin + 1, size), len(self.tokens) + 1):
+                self.ends[tuple(self.tokens[end - size : end])].append(end)
 
     def longest_match(self, text: Sequence[int]) -> tuple[int, int]:
         """Where the longest run ends that equals the end of `text` and that something follows; its length, or 0."""
         best_end, best = 0, 0
-        for end in reversed(self.ends.get(tuple(text[-self.min_match :]), ())):
-            length = self._match_length(end, text)
-            if end < len(self.tokens) and length > best:
-                best_end, best = end, length
-                if length == self.max_match:
-                    break
+        for size in reversed(self.key_sizes):
+            if best:
+                break
+            for end in reversed(self.ends.get(tuple(text[-size:]), ())):
+                length = self._match_length(end, text, size)
+                if end < len(self.tokens) and length > best:
+                    best_end, best = end, length
+                    if length == self.max_match:
+                        break
         return best_end, best
 
-    def _match_length(self, end: int, text: Sequence[int]) -> int:
-        """How many tokens before `end` equal the last ones of `text`."""
-        length, last = self.min_match, len(text)
+    def _match_length(self, end: int, text: Sequence[int], length: int) -> int:
+        """How many tokens before `end` equal the last ones of `text`; `length` of them do."""
+        last = len(text)
         while length < min(self.max_match, end, last) and self.tokens[end - 1 - length] == text[last - 1 - length]:
             length += 1
         return length

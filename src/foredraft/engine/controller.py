@@ -103,7 +103,7 @@ class Controller:
         self._proposers.clear()
         self._savings.clear()
         decoding = [p.seq for p in planned if p.completes and p.seq.origins]
-        seconds = self._costs.base_s(len(decoding)) + sum(self._costs.row_s(len(s.tokens)) for s in decoding)
+        seconds = self._costs.base_s(len(decoding)) + sum(self._costs.context_s(1, len(s.tokens)) for s in decoding)
         self._pass = _NextPass(sum(p.num_rows for p in planned), seconds, float(len(decoding)))
 
     def requests(self, drafter: Drafter, planned: SequenceOf[Planned]) -> list[DraftRequest]:
@@ -215,8 +215,8 @@ class Controller:
 
     def _pays_alone(self, seq: Sequence, drafter: Drafter, acceptance: SequenceOf[float]) -> bool:
         """Whether a draft would raise the rate if nothing else ran."""
-        row_s = self._costs.row_s(len(seq.tokens))
-        pass_s = [seconds + row_s for seconds in self._costs.with_draft(1, len(acceptance))]
+        row_s, own_s = self._costs.row_s(len(seq.tokens)), self._costs.context_s(1, len(seq.tokens))
+        pass_s = [seconds + own_s for seconds in self._costs.with_draft(1, len(acceptance))]
         return best_length(acceptance, pass_s, self._draft_s[drafter.name].seconds(1) + row_s) > 0
 
     def _switch_off(

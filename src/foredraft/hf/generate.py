@@ -214,10 +214,9 @@ def _make_drafters(batch: Batch, target: HFModel, speculation: Speculation) -> l
     if speculation.num_assistant_tokens == 0:
         return drafters
     if speculation.prompt_lookup:
-        longest = min(
-            speculation.max_matching_ngram_size or NgramDrafter.DEFAULT_MAX_MATCH, NgramDrafter.DEFAULT_MAX_MATCH
-        )
-        drafters.append(NgramDrafter(min_match=min(NgramDrafter.DEFAULT_MIN_MATCH, longest), max_match=longest))
+        default = NgramDrafter.DEFAULT_MAX_MATCH
+        longest = min(speculation.max_matching_ngram_size or default, default)
+        drafters.append(NgramDrafter(min_match=1, max_match=longest))  # as `generate` looks them up
     if speculation.assistant_model is not None:
         drafters.append(_make_model_drafter(batch, target, speculation))
     return drafters
