@@ -184,6 +184,7 @@ def test_a_schema_may_be_given_as_python_has_it() -> None:
         ("progress", 3),
         ("adaptive", "x"),
         ("enable_prefix_caching", 1),
+        ("enforce_eager", "yes"),
         ("kv_cache_dtype", "f64"),
     ],
 )

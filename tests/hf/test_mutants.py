@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from foredraft.hf import batch, columns, sampler
-from foredraft.models.hf import cache, layout, masks, vision
+from foredraft.models.hf import cache, graphs, layout, masks, vision
 from foredraft.models.hf.model import HFModel
 from tests.algo.mutants import Mutant
 from tests.hf import test_generate, test_generate_vision
-from tests.models.hf import test_passes
+from tests.models.hf import test_graphs, test_passes
 
 MUTANTS = [
     Mutant(
@@ -51,9 +51,33 @@ MUTANTS = [
         "a broken text spoils its blocks",
         cache,
         "_store",
-        "torch.nan_to_num(new[layout.rows.to(new.device)])",
-        "new[layout.rows.to(new.device)]",
+        "torch.nan_to_num(written)",
+        "written",
         test_passes.test_a_sequence_that_broke_does_not_spoil_its_blocks,
+    ),
+    Mutant(
+        "fillers are written to a text's block",
+        layout,
+        "make_layout",
+        "= scratch * BLOCK_SIZE",
+        "= 0",
+        test_graphs.test_fillers_are_written_to_nobodys_block,
+    ),
+    Mutant(
+        "shapes follow the draft",
+        graphs,
+        "fit",
+        "batch) + num_queries",
+        "batch) + longest",
+        test_graphs.test_shapes,
+    ),
+    Mutant(
+        "capturing forgets to be rehearsed",
+        graphs,
+        "_captured",
+        "with _Rehearsal():",
+        "if True:",
+        test_graphs.test_a_model_that_reads_numbers_is_not_captured,
     ),
     Mutant(
         "the head runs over the wanted rows only",

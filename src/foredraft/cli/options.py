@@ -62,6 +62,7 @@ class EngineOptions:
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     trust_remote_code: bool = False
     fixed_rows: bool = False
+    enforce_eager: bool = False
 
 
 def make_llm(options: EngineOptions, progress: LoadProgress) -> LLM:
@@ -241,6 +242,12 @@ def _transformers_flags() -> list[Callable[[Command], Command]]:
             is_flag=True,
             default=None,
             help="Fill passes of a Transformers model up, so that texts have the same bits with any draft.",
+        ),
+        click.option(
+            "--enforce-eager",
+            is_flag=True,
+            default=None,
+            help="Run Transformers models on a GPU without CUDA graphs.",
         ),
     ]
 

@@ -43,7 +43,8 @@ class LLM(Generator):
     Of models of Transformers: device: where they are, for example "cuda:1"; None takes the first GPU, if there is one.
     device_map: "auto" spreads them over devices. dtype: "auto" takes the checkpoint's. trust_remote_code: run code that
     the repository brings. fixed_rows: fill every pass of the target up to the rows of the longest draft, so that texts
-    have the same bits with any draft (see docs/transformers.md).
+    have the same bits with any draft (see docs/transformers.md). enforce_eager: no CUDA graphs, which short passes on a
+    GPU are captured in.
 
     Raises ForedraftError (see `foredraft.errors`) with the cause and the cure.
     """
@@ -76,6 +77,7 @@ class LLM(Generator):
         dtype: Dtype = "auto",
         trust_remote_code: bool = False,
         fixed_rows: bool = False,
+        enforce_eager: bool = False,
         progress: LoadProgress | None = None,
     ) -> None:
         began = perf_counter()
@@ -85,7 +87,12 @@ class LLM(Generator):
             raise ParameterError("drafter", "must be text: 'none' for plain decoding, 'ngram', 'model:NAME' ...")
         if progress is not None and not callable(progress):
             raise ParameterError("progress", "must be a function of what is done, how much of it, and of how much")
-        for name, flag in (("adaptive", adaptive), ("enable_prefix_caching", enable_prefix_caching)):
+        flags = {
+            "adaptive": adaptive,
+            "enable_prefix_caching": enable_prefix_caching,
+            "enforce_eager": enforce_eager,
+        }
+        for name, flag in flags.items():
             if not isinstance(flag, bool):
                 raise ParameterError(name, "must be true or false")
         for name, value in (("prompt_lookup_min", prompt_lookup_min), ("prompt_lookup_max", prompt_lookup_max)):
@@ -109,6 +116,7 @@ class LLM(Generator):
             dtype=dtype,
             trust_remote_code=trust_remote_code,
             fixed_rows=1 + max_draft if fixed_rows else 0,
+            enforce_eager=enforce_eager,
         )
         loader = ModelLoader(options, progress)
 

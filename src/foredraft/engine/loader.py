@@ -52,6 +52,7 @@ class LoadOptions:
     dtype: Dtype = "auto"
     trust_remote_code: bool = False
     fixed_rows: int = 0  # of the target
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, get_args(Backend))
@@ -256,6 +257,7 @@ class ModelLoader:
             dtype=options.dtype,
             trust_remote_code=options.trust_remote_code,
             threads=options.threads,
+            enforce_eager=options.enforce_eager,
         )
 
 

@@ -215,7 +215,8 @@ def _check_padding(mask: torch.Tensor, position_ids: torch.Tensor | None) -> Non
 
 def _pass_costs(model: Any, target: HFModel) -> PassCosts:
     """Timed in the model's first call, over the blocks that will hold its texts."""
-    how = (target.fixed_rows, target.is_packed, model.dtype, str(model.device), torch.get_num_threads())
+    passes = (target.fixed_rows, target.is_packed, target.replays)
+    how = (*passes, model.dtype, str(model.device), torch.get_num_threads())
     known: dict[Any, PassCosts] = model.__dict__.setdefault(_COSTS, {})
     if how not in known:
         known[how] = measure_pass_costs(target, range(min(num_blocks_for(MAX_ROWS), target.num_blocks)))

@@ -13,6 +13,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from foredraft.algo.sampler import SamplerKind
 from foredraft.drafters.base import Drafter
 from foredraft.drafters.cross_vocab import CrossVocabDrafter
 from foredraft.drafters.model import ModelDrafter
@@ -25,6 +26,7 @@ from foredraft.hf.columns import Columns
 from foredraft.hf.pictures import model_inputs, read_prompts, reads_more
 from foredraft.models.fast_tokenizer import FastTokenizer
 from foredraft.models.hf.checks import check_kind
+from foredraft.models.hf.graphs import choose_capture
 from foredraft.models.hf.load import choose_device_sampler
 from foredraft.models.hf.model import HFModel
 from foredraft.models.hf.packing import has_room_for
@@ -35,6 +37,9 @@ from foredraft.types import MAX_DRAFT, Picture, PicturePrompt
 
 #: Largest draft unless the caller says otherwise.
 DEFAULT_MAX_DRAFT = 16
+#: Passes of a call before any is captured: what is captured serves one call, and capturing takes some passes itself.
+#: More than costs are timed by, so that these are all of the same way.
+NUM_UNCAPTURED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class Speculation:
     adaptive: bool = True
     fixed_rows: bool = False
     pack_weights: bool = True
+    enforce_eager: bool = False
 
 
 def generate(
@@ -64,6 +70,7 @@ def generate(
     adaptive: bool = True,
     fixed_rows: bool = False,
     pack_weights: bool = True,
+    enforce_eager: bool = False,
     **kwargs: Any,
 ) -> Any:
     """What `model.generate(inputs, **kwargs)` returns, by speculative decoding.
@@ -78,7 +85,8 @@ def generate(
     drafts; False always drafts the longest. fixed_rows: every pass is filled up to the rows of a draft of
     DEFAULT_MAX_DRAFT, or of the longest if that has more, so that a text has the same bits whatever drafts.
     pack_weights: on a CPU, keep a second copy of the weights of linear layers as torch's kernels read them fastest, as
-    long as the model lives; half of the memory that is left must hold it. tokenizer: needed for stop_strings.
+    long as the model lives; half of the memory that is left must hold it. enforce_eager: no CUDA graphs, which short
+    passes on a GPU are captured in. tokenizer: needed for stop_strings.
 
     Raises UnsupportedModelError for models and arguments that speculation cannot follow, ParameterError,
     TokenizerMismatchError.
@@ -106,6 +114,7 @@ def generate(
         adaptive=adaptive,
         fixed_rows=fixed_rows,
         pack_weights=pack_weights,
+        enforce_eager=enforce_eager,
     )
     streamer = kwargs.get("streamer")
     pictures = _look(model, assistant_model, inputs, kwargs)
@@ -175,8 +184,7 @@ def _answer_to_image(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> P
 
 def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -> None:
     """Fill the columns. The engine computes; `columns` decides, as `generate` does, when it is over."""
-    num_rows = 1 + max(speculation.num_assistant_tokens, DEFAULT_MAX_DRAFT) if speculation.fixed_rows else 0
-    target = _target_runner(model, batch, num_rows, speculation.pack_weights)
+    target = _target_runner(model, batch, speculation)
     drafters = _make_drafters(batch, target, speculation)
     engine = batch.make_engine(target, drafters, speculation.num_assistant_tokens, speculation.adaptive)
     while not columns.commit():
@@ -189,17 +197,10 @@ def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -
             columns.extend(step.seq.index, step.seq.tokens[len(step.seq.tokens) - step.num_new :])
 
 
-def _target_runner(model: Any, batch: Batch, fixed_rows: int, pack_weights: bool) -> HFModel:
-    probe_once(model, name="the model")
-    packed = pack_weights and has_room_for(model)
-    runner = HFModel(
-        model,
-        name="the model",
-        num_blocks=batch.num_blocks,
-        fixed_rows=fixed_rows,
-        device_sampler=choose_device_sampler(model.device),
-        packed=packed,
-    )
+def _target_runner(model: Any, batch: Batch, speculation: Speculation) -> HFModel:
+    num_rows = 1 + max(speculation.num_assistant_tokens, DEFAULT_MAX_DRAFT) if speculation.fixed_rows else 0
+    sampler = choose_device_sampler(model.device)
+    runner = _make_runner(model, "the model", batch.num_blocks, sampler, speculation, fixed_rows=num_rows)
     batch.check_ids(runner.vocab_size)
     longest = max(batch.max_lengths)
     if longest > runner.max_model_len:
@@ -207,6 +208,27 @@ def _target_runner(model: Any, batch: Batch, fixed_rows: int, pack_weights: bool
             "max_length", f"asks for {longest} tokens, and the model reaches {runner.max_model_len}: ask for fewer"
         )
     return runner
+
+
+def _make_runner(
+    model: Any,
+    name: str,
+    num_blocks: int,
+    sampler: SamplerKind | None,
+    speculation: Speculation,
+    fixed_rows: int = 0,
+) -> HFModel:
+    probe_once(model, name=name)
+    return HFModel(
+        model,
+        name=name,
+        num_blocks=num_blocks,
+        fixed_rows=fixed_rows,
+        device_sampler=sampler,
+        packed=speculation.pack_weights and has_room_for(model),
+        capture=choose_capture(model, enforce_eager=speculation.enforce_eager),
+        num_uncaptured=NUM_UNCAPTURED,
+    )
 
 
 def _make_drafters(batch: Batch, target: HFModel, speculation: Speculation) -> list[Drafter]:
@@ -225,19 +247,14 @@ def _make_drafters(batch: Batch, target: HFModel, speculation: Speculation) -> l
 def _make_model_drafter(batch: Batch, target: HFModel, speculation: Speculation) -> Drafter:
     """Where its context ends, it drafts no more."""
     model, name = speculation.assistant_model, "assistant_model"
-    probe_once(model, name=name)
-    packed = speculation.pack_weights and has_room_for(model)
     sampler = None if target.device_rows is None else target.device_rows.sampler  # rows are brought where they are read
-
-    def make_runner(num_blocks: int) -> HFModel:
-        return HFModel(model, name=name, num_blocks=num_blocks, device_sampler=sampler, packed=packed)
-
     if speculation.tokenizers is None:
-        assistant = make_runner(batch.num_blocks)
+        assistant = _make_runner(model, name, batch.num_blocks, sampler, speculation)
         head_size = AUTO_DRAFT_VOCAB if assistant.vocab_size > AUTO_DRAFT_VOCAB else None
         return ModelDrafter("model", assistant, target.vocab_size, head_size=head_size, sees=assistant.can_see)
     ours, theirs = speculation.tokenizers
-    assistant = make_runner(2 * batch.num_blocks)  # texts may take more of its own tokens
+    num_blocks = 2 * batch.num_blocks  # texts may take more of its own tokens
+    assistant = _make_runner(model, name, num_blocks, sampler, speculation)
     return CrossVocabDrafter("model", assistant, theirs, target, ours, native=False)
 
 

@@ -18,7 +18,10 @@ from foredraft.models.hf.layout import Layout, current_layout
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # the library's class is untyped
-    """keys, values [blocks, BLOCK_SIZE, heads, head_dim], of the model's own types; grow with the blocks in use."""
+    """keys, values [blocks, BLOCK_SIZE, heads, head_dim], of the model's own types.
+
+    They grow with the blocks in use, past the `num_reserved` that they begin with.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -27,9 +30,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # the librar
     is_croppable = True
     supports_early_init = False
 
+    def __init__(self, num_reserved: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._num_reserved = num_reserved
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.keys, self.values = (
-            states.new_zeros(0, BLOCK_SIZE, states.shape[1], states.shape[3]) for states in (key_states, value_states)
+            states.new_zeros(self._num_reserved, BLOCK_SIZE, states.shape[1], states.shape[3])
+            for states in (key_states, value_states)
         )
         self.is_initialized = True
 
@@ -72,16 +80,17 @@ def _grown(kept: torch.Tensor, num_blocks: int) -> torch.Tensor:
 
 def _store(kept: torch.Tensor, states: torch.Tensor, layout: Layout) -> torch.Tensor:
     new = states.transpose(1, 2).flatten(0, 1)  # [B * Q, heads, head_dim]
+    written = new if layout.rows is None else new[layout.rows.to(new.device)]
     # A number that is none would reach others through slots that they do not see: 0 times NaN is NaN.
-    kept.flatten(0, 1)[layout.slots.to(kept.device)] = torch.nan_to_num(new[layout.rows.to(new.device)])
+    kept.flatten(0, 1)[layout.slots.to(kept.device)] = torch.nan_to_num(written)
     return kept[layout.blocks.to(kept.device)].flatten(1, 2).transpose(1, 2)
 
 
 class SlotCache(Cache):
-    """One `SlotLayer` a layer of the model."""
+    """One `SlotLayer` a layer of the model, each with room for `num_reserved` blocks at first."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._slot_layers = [SlotLayer() for _ in range(num_layers)]  # type: ignore[no-untyped-call]
+    def __init__(self, num_layers: int, num_reserved: int = 0) -> None:
+        self._slot_layers = [SlotLayer(num_reserved) for _ in range(num_layers)]
         super().__init__(layers=[*self._slot_layers])
 
     def move_slots(self, source: Sequence[int], target: Sequence[int]) -> None:

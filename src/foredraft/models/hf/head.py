@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from foredraft.models.hf.packing import can_pack, pack_weight, packed_linear
 from foredraft.models.hf.vision import can_see
 
+#: Attribute of a model: whether its head alone turns the last hidden states into logits.
+_HEAD_IS_ALL = "_foredraft_head_is_all"
+
 
 class CutHead:
     """Logits of the chosen tokens, -inf for the others.
@@ -33,6 +36,7 @@ class CutHead:
         self._num_first = int(np.cumprod(ids == np.arange(len(ids))).sum())
         self._others = torch.from_numpy(ids[self._num_first :]).to(head.weight.device)
         self._vocab_size = head.weight.shape[0]
+        self._first: Callable[[torch.Tensor], torch.Tensor]
         if previous is not None and previous._num_first == self._num_first:
             self._first = previous._first
         else:
@@ -58,13 +62,19 @@ def _product(head: torch.nn.Linear, rows: slice | torch.Tensor, packed: bool) ->
 def find_body(model: Any) -> Any:
     """The part of the model whose last hidden states its head turns into logits; None if there is more to them.
 
-    Runs the model over two tokens, to see.
+    Runs the model over two tokens the first time, to see.
     """
     if can_see(model):  # its body is not told where pictures stand
         return None
     head, body = model.get_output_embeddings(), model.get_decoder()
     if type(head) is not torch.nn.Linear or body is None or body is model:
         return None
+    if not hasattr(model, _HEAD_IS_ALL):
+        setattr(model, _HEAD_IS_ALL, _is_head_all(model, head, body))
+    return body if getattr(model, _HEAD_IS_ALL) else None
+
+
+def _is_head_all(model: Any, head: torch.nn.Linear, body: Any) -> bool:
     seen: list[torch.Tensor] = []
     hook = head.register_forward_hook(lambda _, args, output: seen.extend((args[0], output)))
     ids = torch.tensor([[0, 1]], device=model.get_input_embeddings().weight.device)
@@ -74,5 +84,4 @@ def find_body(model: Any) -> Any:
             states = body(input_ids=ids, use_cache=False, return_dict=True).last_hidden_state
     finally:
         hook.remove()
-    is_all = len(seen) == 2 and seen[0].equal(states) and seen[1].to(logits.dtype).equal(logits)
-    return body if is_all else None
+    return len(seen) == 2 and seen[0].equal(states) and seen[1].to(logits.dtype).equal(logits)

@@ -16,6 +16,7 @@ from foredraft.errors import ForedraftError, ModelFileError, ParameterError, Uns
 from foredraft.models.base import ImageReader, TextTokenizer
 from foredraft.models.fast_tokenizer import FastTokenizer
 from foredraft.models.hf.checks import context_length
+from foredraft.models.hf.graphs import choose_capture
 from foredraft.models.hf.model import HFModel
 from foredraft.models.hf.packing import pack_for_good
 from foredraft.models.hf.probe import probe_once
@@ -35,7 +36,7 @@ class HFOptions:
 
     device: where the model is, for example "cuda:1"; None takes the first GPU if there is one. device_map: spread it
     over several devices as `accelerate` does ("auto"), instead. dtype: "auto" takes the checkpoint's. threads: None
-    leaves torch's own.
+    leaves torch's own. enforce_eager: no CUDA graphs.
     """
 
     device: str | None = None
@@ -43,6 +44,7 @@ class HFOptions:
     dtype: str = "auto"
     trust_remote_code: bool = False
     threads: int | None = None
+    enforce_eager: bool = False
 
 
 def load_hf_model(
@@ -76,7 +78,7 @@ def load_hf_model(
     device = model.device
     pack_for_good(model)
     probe_once(model, name=short_name)
-    return HFModel(
+    runner = HFModel(
         model,
         name=short_name,
         num_blocks=count_blocks(kv_cache_tokens, length, max_num_seqs),
@@ -84,7 +86,10 @@ def load_hf_model(
         fixed_rows=fixed_rows,
         device_sampler=choose_device_sampler(device),
         packed=True,
+        capture=choose_capture(model, enforce_eager=options.enforce_eager),
     )
+    runner.capture_usual()
+    return runner
 
 
 def read_hf_tokenizer(name: str, options: HFOptions) -> FastTokenizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,8 +19,9 @@ from foredraft.models.base import BLOCK_SIZE, DeviceRows, Rows
 from foredraft.models.hf.cache import SlotCache
 from foredraft.models.hf.checks import cache_argument, check_kind, context_length, text_config
 from foredraft.models.hf.encodings import Encodings
+from foredraft.models.hf.graphs import Capture, StaticPasses
 from foredraft.models.hf.head import CutHead, find_body
-from foredraft.models.hf.layout import Layout, make_layout, running
+from foredraft.models.hf.layout import Layout, least_shape, make_layout, running
 from foredraft.models.hf.masks import install_masks
 from foredraft.models.hf.packing import PackedLayers
 from foredraft.models.hf.vision import Features, can_see, read_picture, spread_positions
@@ -36,7 +38,8 @@ class HFModel:
     positions reach. fixed_rows: passes of fewer rows a sequence are filled up to so many, so that plain and speculative
     decoding run the same kernels on the same shapes; 0 does not fill up. device_sampler: what reads the rows as tensors
     on the model's device; None brings them to the CPU as numpy arrays. They are float32 either way. packed: run linear
-    layers on the CPU over a second copy of their weights (packing.py).
+    layers on the CPU over a second copy of their weights (packing.py). capture: short passes are captured by it and
+    replayed, after the first `num_uncaptured` (graphs.py); the cache then takes its whole memory at once.
 
     Raises UnsupportedModelError if the model cannot be run exactly: its state cannot be undone, or it takes no masks.
     """
@@ -51,6 +54,8 @@ class HFModel:
         fixed_rows: int = 0,
         device_sampler: SamplerKind | None = None,
         packed: bool = False,
+        capture: Capture | None = None,
+        num_uncaptured: int = 0,
     ) -> None:
         check_kind(model, name)
         install_masks()
@@ -64,7 +69,7 @@ class HFModel:
         head = model.get_output_embeddings()
         self.vocab_size: int = config.vocab_size if head is None else head.weight.shape[0]
         self.transformers_model = model
-        self._cache = SlotCache(config.num_hidden_layers)
+        self._cache = SlotCache(config.num_hidden_layers, 0 if capture is None else num_blocks + 1)
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._device = model.get_input_embeddings().weight.device
@@ -73,10 +78,19 @@ class HFModel:
         self._hidden: torch.Tensor | None = None
         self._features: WeakKeyDictionary[Picture, Features] = WeakKeyDictionary()  # as long as their requests live
         self._encodings = Encodings()  # of pictures that may come again
-        self._body: Any = None  # the model without its head, if it can be run so
-        self._has_looked_for_body = False
         self._cut_head: CutHead | None = None
         self._packed = PackedLayers(model) if packed else None
+        self._static: StaticPasses | None = None
+        if capture is not None:
+            self._static = StaticPasses(
+                partial(_run_static, self._body or model, {self._cache_argument: self._cache, "use_cache": True}),
+                capture,
+                name=name,
+                device=self._device,
+                scratch=num_blocks,
+                fixed_rows=fixed_rows,
+                num_uncaptured=num_uncaptured,
+            )
 
     @property
     def is_packed(self) -> bool:
@@ -97,8 +111,7 @@ class HFModel:
         hidden: list[torch.Tensor] = [torch.empty(0)] * len(batch)
         for group in _groups(batch):
             members = [batch[i] for i in group]
-            layout = make_layout(members, self._device, self.fixed_rows)
-            group_logits, group_hidden = self._run(members, layout, hidden_layers)
+            group_logits, group_hidden = self._replay(members, hidden_layers) or self._run(members, hidden_layers)
             for i, own_logits, own_hidden in zip(group, group_logits, group_hidden, strict=True):
                 logits[i], hidden[i] = own_logits, own_hidden
         self._hidden = torch.cat(hidden, dim=1) if hidden_layers else None
@@ -138,16 +151,60 @@ class HFModel:
         if token_ids is None:
             self._cut_head = None
             return
-        if not self._has_looked_for_body:
-            self._body, self._has_looked_for_body = find_body(self.transformers_model), True
         if self._body is not None:
             head = self.transformers_model.get_output_embeddings()
             self._cut_head = CutHead(head, token_ids, packed=self.is_packed, previous=self._cut_head)
 
+    @property
+    def replays(self) -> bool:
+        """Whether short passes are captured, or will be."""
+        return self._static is not None
+
+    @torch.no_grad()
+    def capture_usual(self) -> None:
+        """Capture what most requests need, before the first pass. If that fails, the cache grows as needed."""
+        if self._static is None:
+            return
+        self._static.capture_usual(-(-self.max_model_len // BLOCK_SIZE))
+        if not self._static.num_captured:
+            self._static, self._cache = None, SlotCache(len(self._cache.layers))
+
+    @cached_property
+    def _body(self) -> Any:
+        """The model without its head, if it can be run so."""
+        return find_body(self.transformers_model)
+
+    def _replay(
+        self, batch: Sequence[Rows], hidden_layers: Sequence[int]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+        """As `_run`, by a captured pass; None if there is none for such rows."""
+        has_more = any(rows.embeddings is not None or _reached(rows) for rows in batch)
+        output = None
+        if self._static is not None and not has_more and not hidden_layers:
+            output = self._static.run(batch)
+        if output is None:
+            return None
+        ends = [len(rows.tokens) for rows in batch]
+        wanted = [slice(end - rows.num_logits, end) for end, rows in zip(ends, batch, strict=True)]
+        if self._body is None:
+            logits = [output[b, own] for b, own in enumerate(wanted)]
+        else:
+            logits = self._apply_head(output, wanted)
+        return logits, [torch.empty(0)] * len(batch)
+
+    def _apply_head(self, states: torch.Tensor, wanted: Sequence[slice]) -> list[torch.Tensor]:
+        head = self._cut_head or self.transformers_model.get_output_embeddings()
+        if states.shape[1] == self.fixed_rows:  # the head, too, runs over one number of rows
+            logits = head(states)
+            return [logits[b, own] for b, own in enumerate(wanted)]
+        own_states = [states[b, own] for b, own in enumerate(wanted)]
+        return list(head(torch.cat(own_states)).split([len(own) for own in own_states]))
+
     def _run(
-        self, batch: Sequence[Rows], layout: Layout, hidden_layers: Sequence[int]
+        self, batch: Sequence[Rows], hidden_layers: Sequence[int]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Each sequence's logits [num_logits, vocab] and hidden states [layers, rows, hidden]."""
+        layout = make_layout(batch, self._device, least_shape(batch, self.fixed_rows))
         wanted = [list(range(len(rows.tokens) - rows.num_logits, len(rows.tokens))) for rows in batch]
         kept = sorted({i for own in wanted for i in own})
         if layout.num_queries == self.fixed_rows:  # the head, too, runs over one number of rows
@@ -210,6 +267,14 @@ class HFModel:
     def _finish(self, logits: torch.Tensor) -> Array:
         logits = logits.float()
         return logits.cpu().numpy() if self.device_rows is None else logits
+
+
+def _run_static(model: Any, cache: dict[str, Any], layout: Layout) -> torch.Tensor:
+    """Logits [B, Q, vocab], or of a model without its head the last states [B, Q, hidden]."""
+    with running(layout):
+        output = model(input_ids=layout.tokens, position_ids=layout.positions, return_dict=True, **cache)
+    first: torch.Tensor = output["logits"] if "logits" in output else output["last_hidden_state"]
+    return first
 
 
 def _groups(batch: Sequence[Rows]) -> list[list[int]]:

@@ -150,7 +150,7 @@ def _fingerprint(weight: torch.Tensor) -> tuple[Any, ...]:
 @cache
 def _can_pack(dtype: torch.dtype) -> bool:
     """Whether this torch and this processor have the operators, and these compute what a linear layer does."""
-    if dtype not in _TOLERANCE or not torch.backends.mkldnn.is_available():
+    if dtype not in _TOLERANCE or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     generator = torch.Generator().manual_seed(0)
     weight, rows, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((48, 80), (3, 80), (48,)))
