@@ -5,6 +5,7 @@ Ids are compared with those of Transformers' plain decoding; where they first di
 token that it took was above the other one, in steps of the model's type (ulps).
 
     python benchmarks/hf_generate.py ./target --draft ./draft --limit 1 --runs 3
+    python benchmarks/hf_generate.py ./target --draft ./draft --limit 1 --runs 3 --core q4
     python benchmarks/hf_generate.py ./target --draft ./draft --limit 1 --identity --dtype float32
 """
 
@@ -24,9 +25,10 @@ import transformers
 from transformers.generation.streamers import BaseStreamer
 
 import foredraft.hf
+from foredraft import LLM, SamplingParams
 from foredraft.bench.workloads import Prompt, load_workload
 
-THEIRS, OURS = "transformers", "foredraft"
+THEIRS, OURS, CORE = "transformers", "foredraft", "foredraft's core"
 PLAIN, ASSISTANT, LOOKUP, BOTH = "plain", "assistant", "lookup", "assistant + lookup"
 #: Answers with fewer tokens after the first ones are compared, not timed.
 LEAST_TIMED = 8
@@ -101,6 +103,37 @@ def make_engines(model: Any, draft: Any, lookup_tokens: int) -> list[Engine]:
         options = {"assistant_model": draft, "prompt_lookup_num_tokens": lookup_tokens}
         engines.append(Engine(f"{OURS}, {BOTH}", ours, options, f"{THEIRS}, {ASSISTANT}"))
     return engines
+
+
+def make_core_engines(target: str, draft: str | None, quantize: Any, lookup_tokens: int, threads: int) -> list[Engine]:
+    """The same folders on the CPU core. A rounded model says something else, so its answers are not compared."""
+    drafters = {PLAIN: "none", LOOKUP: "ngram"}
+    if draft is not None:
+        drafters |= {ASSISTANT: f"model:{draft}", BOTH: f"ngram+model:{draft}"}
+    longest = "ngram" if draft is None else drafters[BOTH]
+    llm = LLM(target, drafter=longest, quantize=quantize, threads=threads, num_speculative_tokens=lookup_tokens)
+
+    def generate(
+        ids: torch.Tensor, *, names: list[str], streamer: Clock, max_new_tokens: int, **_: Any
+    ) -> torch.Tensor:
+        params = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, drafters=names)
+        streamer.put(ids)
+        new: list[int] = []
+        for chunk in llm.stream(ids[0].tolist(), params):
+            new += chunk.token_ids
+            streamer.put(torch.tensor(chunk.token_ids))
+        return torch.cat([ids, torch.tensor([new])], dim=1)
+
+    peers = {BOTH: ASSISTANT}
+    return [
+        Engine(
+            f"{CORE} ({quantize}), {way}",
+            generate,
+            {"names": [] if spec == "none" else [part.split(":")[0] for part in spec.split("+")]},
+            f"{THEIRS}, {peers.get(way, way)}",
+        )
+        for way, spec in drafters.items()
+    ]
 
 
 def make_reference(model: Any, ids: torch.Tensor, max_new_tokens: int) -> Reference:
@@ -182,6 +215,8 @@ def print_identity(
 ) -> None:
     print("\n| engine | answers like Transformers' plain | where others leave it |\n|---|---|---|")
     for engine, record in zip(engines, records, strict=True):
+        if engine.name.startswith(CORE):
+            continue
         equal, notes = 0, []
         for id, answers in record.answers.items():
             told = sorted({difference(ids, plain[id], dtype) for ids in answers} - {""})
@@ -191,7 +226,7 @@ def print_identity(
 
 
 def with_fixed_rows(engines: Sequence[Engine]) -> list[Engine]:
-    ours = [engine for engine in engines if engine.name.startswith(OURS)]
+    ours = [engine for engine in engines if engine.name.startswith(f"{OURS},")]
     return [Engine(f"{e.name}, fixed rows", e.generate, {**e.options, "fixed_rows": True}) for e in ours]
 
 
@@ -216,6 +251,7 @@ def main() -> int:
     parser.add_argument("--lookup-tokens", type=int, default=10)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--core", choices=["q4", "q8", "none"], help="these folders on the CPU core, too, rounded so")
     parser.add_argument("--identity", action="store_true", help="compare only, with filled-up passes, too; once each")
     options = parser.parse_args()
 
@@ -232,6 +268,10 @@ def main() -> int:
     texts = load_workload(options.workload, options.limit)
     prompts = {f"{prompt.category} {prompt.id}": encode(tokenizer, prompt) for prompt in texts}
     engines = make_engines(model, draft, options.lookup_tokens)
+    if options.core:
+        engines += make_core_engines(
+            options.target, options.draft, options.core, options.lookup_tokens, options.threads
+        )
     if options.identity:
         engines += with_fixed_rows(engines)
     else:
