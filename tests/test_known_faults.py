@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+import foredraft.hf
 from foredraft.drafters.chains import LawChain
 from foredraft.engine.controller import Controller
 from foredraft.engine.detokenize import Detokenizer
@@ -16,6 +18,7 @@ from foredraft.engine.grammar import Grammar
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.stats import RequestStats
 from foredraft.engine.step import Engine
+from foredraft.hf import batch as hf_batch
 from foredraft.models import native, tokenizer
 from foredraft.server.tool_calls import ToolCallReader
 
@@ -25,6 +28,7 @@ from .algo.mutants import Mutant
 from .engine import test_controller, test_ending, test_grammar, test_lossless, test_stats
 from .engine import test_mutants as engine_mutants
 from .engine.build import generator
+from .hf import test_caches, test_server_images
 from .models import test_native, test_tokenizer
 from .server import test_tool_calls
 
@@ -32,6 +36,8 @@ NAMED = {mutant.name: mutant for mutant in (*algo_mutants.MUTANTS, *engine_mutan
 PLAIN = generator().generate(test_ending.PROMPT, test_ending.LONG)[0]
 TOOL_CALL = test_tool_calls.tagged("weather", test_tool_calls.ROME) + " Done."
 array = test_sampler.array_sampler
+#: The module: its package has a function of that name.
+hf_generate = sys.modules[f"{foredraft.hf.__name__}.generate"]
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,27 @@ FAULTS = [
         named=("text goes on after its end",),
     ),
     Fault(
+        "a kind of cache, a long prompt or left padding is refused, or gets a wrong answer",
+        (
+            Mutant(
+                "padding is read, and the end of the prompt is not",
+                hf_batch,
+                "make_batch",
+                "row[pads:].tolist()",
+                "row[: padded - pads].tolist()",
+                partial(test_caches.test_long_prompts_with_padding, "llama", "ngram"),
+            ),
+            Mutant(
+                "no kind of cache but the usual one",
+                hf_generate,
+                "_without_cache",
+                'kind == "quantized"',
+                "kind is not None",
+                partial(test_caches.test_kinds_of_cache, "llama", "argument"),
+            ),
+        ),
+    ),
+    Fault(
         "the same tokenizer with a padded vocabulary is refused",
         (
             Mutant(
@@ -225,6 +252,19 @@ FAULTS = [
                 "1 + self.num_accepted_tokens / self.num_drafts",
                 "1 + self.num_accepted_tokens / self.num_passes",
                 test_stats.test_a_trace_by_hand,
+            ),
+        ),
+    ),
+    Fault(
+        "an image request kills the server",
+        (
+            Mutant(
+                "an image that cannot be read breaks the pass",
+                Engine,
+                "_look",
+                "except ForedraftError as error:",
+                "except KeyError as error:",
+                test_server_images.test_after_images_the_server_goes_on,
             ),
         ),
     ),

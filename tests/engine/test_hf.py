@@ -142,6 +142,49 @@ def test_a_draft_of_another_tokenizer(folder: Path, tmp_path: Path) -> None:
         LLM(folder, f"model:{other}", cross_vocab="off")
 
 
+def test_eight_unequal_prompts_are_eight_single_runs(folder: Path, draft: Path) -> None:
+    prompts = ["the cat sat on the mat, and"[:length] for length in (1, 27, 4, 13, 2, 20, 7, 9)]
+    options = {"adaptive": False, "num_speculative_tokens": 4}
+    for params in (GREEDY, SamplingParams(seed=3, max_tokens=24)):
+        with LLM(folder, f"ngram+model:{draft}", **options) as llm:
+            together = [c.token_ids for c in llm.generate(prompts, params)]
+        with LLM(folder, "none") as llm:
+            assert together == [llm.generate(prompt, params)[0].token_ids for prompt in prompts]
+
+
+def test_a_trace_by_hand(folder: Path) -> None:
+    """The model drafts for itself, four tokens a pass: the prompt's pass says 1 token, then 4 + 1, four times."""
+    params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
+    with LLM(folder, f"model:{folder}", adaptive=False, num_speculative_tokens=4) as llm:
+        (answer,) = llm.generate("the cat sat on", params)
+    told = answer.speculation
+    assert answer.usage.completion_tokens == 21
+    assert (told.num_passes, told.num_drafts, told.num_draft_tokens, told.num_accepted_tokens) == (4, 4, 16, 16)
+    assert (told.acceptance_rate, told.mean_acceptance_length, told.tokens_per_pass) == (1.0, 5.0, 5.0)
+    assert told.accepted_per_position == (4, 4, 4, 4)
+    assert told.by_drafter == {"model": {"drafts": 4, "draft_tokens": 16, "accepted_tokens": 16}}
+    assert list(answer.origins) == ["target", *(["model"] * 4 + ["target"]) * 4]
+
+
+@pytest.mark.parametrize("backend", ["hf", "native"])
+def test_another_chat_template_is_no_other_tokenizer(backend: str, tmp_path: Path) -> None:
+    """As of a base and its instruct version: the draft is native, and speaks to the target in its own tokens."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # which the core takes, too
+    instruct = write_folder(tmp_path / "instruct", settings=sizes)
+    bases = [write_folder(tmp_path / name, settings=sizes) for name in ("other", "none")]
+    assert (bases[0] / "chat_template.jinja").exists()
+    (bases[0] / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    (bases[1] / "chat_template.jinja").unlink()
+    params = SamplingParams(temperature=0.0, max_tokens=13, ignore_eos=True)
+    for base in bases:
+        options = {"backend": backend, "quantize": "auto" if backend == "hf" else "none", "draft_quantize": "none"}
+        with LLM(
+            instruct, f"model:{base}", cross_vocab="off", adaptive=False, num_speculative_tokens=3, **options
+        ) as llm:
+            (answer,) = llm.generate("the cat sat on", params)
+        assert answer.speculation.num_accepted_tokens == 9  # it is the same model: all that was drafted
+
+
 def test_models_that_cannot_undo_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path)
     make_model("jamba", **REFUSED["jamba"]).save_pretrained(tmp_path)

@@ -246,10 +246,10 @@ def test_an_assistant_however_wrong_does_not_bend_the_law(sharpness: float) -> N
     assert scipy.stats.chisquare(*pooled).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
 def test_batches_are_their_texts_one_by_one(num_rows: int) -> None:
     """Padded to one length, texts have the ids that they have alone."""
-    inputs = prompts((0, 5, 2)[:num_rows])
+    inputs = prompts((0, 5, 2, 9, 1, 7, 3, 10)[:num_rows])
     together = ours(model("llama"), **inputs, **GREEDY)
     for row, mask in enumerate(inputs["attention_mask"]):
         alone = inputs["input_ids"][row, mask.bool()][None]

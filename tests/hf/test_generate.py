@@ -239,13 +239,51 @@ def law_after(target: Any, tokens: list[int], options: dict[str, Any]) -> np.nda
 
 
 def test_padded_heads_are_one_vocabulary() -> None:
-    """A draft whose head has 32 rows more, or less, speaks the same tokens."""
+    """A draft whose head has rows more, or less, speaks the same tokens."""
     arguments = {**prompts(), "max_new_tokens": 16, "do_sample": False}
     plain = model("llama").generate(**arguments)
-    for width in (VOCAB + 32, VOCAB - 32):
+    for width in (VOCAB + 128, VOCAB + 32, VOCAB - 32):
         assistant = make_model("llama", vocab_size=width)
         got = foredraft.hf.generate(model("llama"), **arguments, assistant_model=assistant, adaptive=False)
         assert got.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_padding_of_a_head_costs_no_acceptance(do_sample: bool) -> None:
+    """128 rows more, which no text has: as many passes, and the same draws, as without them."""
+    target, assistant = model("llama"), draft("llama")
+    options = {**prompts((0,)), "max_new_tokens": 24, "do_sample": do_sample, "eos_token_id": None}
+
+    def run(target: Any, assistant: Any) -> tuple[Any, int]:
+        got: list[Any] = []
+
+        def call() -> None:
+            torch.manual_seed(1)
+            arguments = {"assistant_model": assistant, "num_assistant_tokens": 4, "adaptive": False}
+            got.append(foredraft.hf.generate(target, **options, **arguments))
+
+        call()  # the first call holds the model's passes against its own
+        return got[0], count_passes(target, call)
+
+    wanted, num_passes = run(target, assistant)
+    assert num_passes < 24
+    pairs = [(target, padded(assistant))]
+    if not do_sample:  # a padded target gives its padding some probability
+        pairs += [(padded(target), assistant)]
+    for pair in pairs:
+        got = run(*pair)
+        assert (got[0].tolist(), got[1]) == (wanted.tolist(), num_passes)
+
+
+def padded(made: Any) -> Any:
+    """128 more rows of zeros in embeddings and head."""
+    wider = make_model("llama", vocab_size=VOCAB + 128)
+    weights = made.state_dict()
+    with torch.no_grad():
+        for name, weight in wider.state_dict().items():
+            weight.zero_()
+            weight[: len(weights[name])] = weights[name]
+    return wider
 
 
 def test_an_assistant_of_another_type_of_numbers_and_attention() -> None:
@@ -274,6 +312,17 @@ def test_an_assistant_of_another_tokenizer(do_sample: bool) -> None:
     if not do_sample:
         assert run().tolist() == target.generate(**prompts(), max_new_tokens=24, do_sample=False).tolist()
     assert count_passes(target, run) < 24
+
+
+def test_another_chat_template_is_no_other_tokenizer() -> None:
+    """As of a base and its instruct version: the assistant's tokens are the model's, and all are right."""
+    target, theirs = model("llama"), letter_tokenizer()
+    theirs.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    options = {**prompts((0,)), "max_new_tokens": 21, "do_sample": False, "eos_token_id": None}
+    options |= {"tokenizer": letter_tokenizer(), "assistant_tokenizer": theirs}
+    options |= {"assistant_model": copy.deepcopy(target), "num_assistant_tokens": 4, "adaptive": False}
+    foredraft.hf.generate(target, **options)  # the first call holds the model's passes against its own
+    assert count_passes(target, lambda: foredraft.hf.generate(target, **options)) == 5  # 1 token, then four times 5
 
 
 def test_an_assistant_whose_context_ends_first() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, QuantizedCache, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -118,7 +118,7 @@ def generate(
     )
     streamer = kwargs.get("streamer")
     pictures = _look(model, assistant_model, inputs, kwargs)
-    kwargs = _without_what_is_done_here(tokenizer, kwargs)
+    kwargs = _without_cache(model, _without_what_is_done_here(tokenizer, kwargs))
 
     def decode(
         model: Any,
@@ -298,6 +298,22 @@ def _without_what_is_done_here(tokenizer: Any, kwargs: dict[str, Any]) -> dict[s
         raise ParameterError("tokenizer", "must be given with stop_strings")
     criteria = [*(kwargs.get("stopping_criteria") or []), StopStringCriteria(tokenizer, texts)]
     return kwargs | {"stopping_criteria": StoppingCriteriaList(criteria)}
+
+
+def _without_cache(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keys and values are kept in blocks, of the model's own type, whatever kind of cache is asked for.
+
+    Raises UnsupportedModelError for one that would round them.
+    """
+    settings = kwargs.get("generation_config") or model.generation_config
+    kind = _first_given(kwargs.get("cache_implementation"), settings.cache_implementation)
+    if kind == "quantized" or any(
+        isinstance(kwargs.get(name), QuantizedCache) for name in ("cache", "past_key_values")
+    ):
+        raise UnsupportedModelError(
+            "a quantised cache rounds keys and values, and passes here do not: leave it out, or use model.generate"
+        )
+    return kwargs if kind is None else kwargs | {"cache_implementation": "dynamic"}  # the one that costs nothing
 
 
 def _output(columns: Columns, generation_config: Any) -> Any:
