@@ -72,6 +72,14 @@ MUTANTS = [
         test_graphs.test_shapes,
     ),
     Mutant(
+        "replays are not looked at",
+        graphs,
+        "_captured",
+        "if not _is_close",
+        "if False and _is_close",
+        test_graphs.test_a_pass_that_does_something_else_each_time_is_not_captured,
+    ),
+    Mutant(
         "capturing forgets to be rehearsed",
         graphs,
         "_captured",
