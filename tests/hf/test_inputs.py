@@ -10,7 +10,7 @@ from transformers import BatchEncoding
 
 import foredraft.hf
 from foredraft.errors import ForedraftError, ParameterError, UnsupportedModelError
-from tests.hf.calls import letter_tokenizer, ours
+from tests.hf.calls import count_passes, letter_tokenizer, ours
 from tests.models.hf.zoo import PAD, VOCAB, make_model, model, prompts
 
 BATCH = prompts()
@@ -62,7 +62,10 @@ def test_padding_on_the_right_that_no_mask_tells_of() -> None:
     ("error", "message", "arguments"),
     [
         (ParameterError, "must be a tensor of token ids", {"input_ids": IDS.tolist()}),
+        (ParameterError, "must be a tensor of token ids", {"input_ids": IDS.numpy()}),
         (ParameterError, "must be a tensor of token ids", {"input_ids": IDS.float()}),
+        (ParameterError, "must be a tensor of token ids", {"input_ids": IDS > 3}),
+        (ParameterError, "must be a tensor of token ids", {"input_ids": ["the cat"]}),
         (ParameterError, "must be a tensor of token ids", {"input_ids": IDS[0]}),
         (ParameterError, "has no rows", {"input_ids": IDS[:0]}),
         (ParameterError, "has no tokens", {"input_ids": IDS[:, :0]}),
@@ -73,10 +76,36 @@ def test_padding_on_the_right_that_no_mask_tells_of() -> None:
         ),
         (ParameterError, "holds -1", {"input_ids": IDS - 1}),
         (ParameterError, r"in the shape of input_ids, \(4, 11\)", {"input_ids": IDS, "attention_mask": MASK[:, 1:]}),
+        (ParameterError, "must be a tensor of ones", {"input_ids": IDS, "attention_mask": MASK.tolist()}),
+        (ParameterError, "must be a tensor of ones", {"input_ids": IDS, "attention_mask": MASK.numpy()}),
+        (ParameterError, "must be a tensor of ones", {"input_ids": IDS, "attention_mask": MASK[0]}),
         (ParameterError, "ones and zeros", {"input_ids": IDS, "attention_mask": MASK * 2}),
+        (ParameterError, "input_ids is on meta, and the model on cpu: move", {"input_ids": IDS.to("meta")}),
+        (ParameterError, "has no numbers", {"input_ids": IDS, "attention_mask": MASK.to("meta")}),
+        (ParameterError, "max_matching_ngram_size", {"input_ids": IDS, "max_matching_ngram_size": "3"}),
+        (ParameterError, "between 0 and 64", {"input_ids": IDS, "num_assistant_tokens": 2.0}),
+        (ParameterError, "between 0 and 64", {"input_ids": IDS, "num_assistant_tokens": True}),
+        (ParameterError, "between 0 and 64", {"input_ids": IDS, "prompt_lookup_num_tokens": -1}),
+        (ParameterError, "adaptive must be true or false", {"input_ids": IDS, "adaptive": "no"}),
+        (ParameterError, "fixed_rows must be true or false", {"input_ids": IDS, "fixed_rows": 1}),
         (ParameterError, "at least 1", {"input_ids": IDS, "max_matching_ngram_size": 0}),
         (UnsupportedModelError, "inputs_embeds cannot be given", {"inputs_embeds": torch.zeros(1, 3, 32)}),
         (UnsupportedModelError, "assistant_model must be a model", {"input_ids": IDS, "assistant_model": "gpt2"}),
+        (
+            UnsupportedModelError,
+            "assistant_model cannot be .* has no head .* AutoModelForCausalLM",
+            {"input_ids": IDS, "assistant_model": model("llama").model},
+        ),
+        (
+            UnsupportedModelError,
+            "assistant_model cannot be .* weights are not loaded",
+            {"input_ids": IDS, "assistant_model": make_model("llama").to("meta")},
+        ),
+        (
+            UnsupportedModelError,
+            r"assistant_model cannot be .* in training mode, .* call model\.eval\(\) first",
+            {"input_ids": IDS, "assistant_model": make_model("llama").train()},
+        ),
         (
             ParameterError,
             "tokenizer must be given",
@@ -88,6 +117,40 @@ def test_padding_on_the_right_that_no_mask_tells_of() -> None:
 def test_what_is_wrong_is_said(error: type[ForedraftError], message: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(error, match=message):
         foredraft.hf.generate(model("llama"), **arguments, **GREEDY)
+
+
+def test_models_that_are_none_yet() -> None:
+    for target, message in (
+        (None, "the model must be a model of Transformers, not NoneType"),
+        (model("llama").model, "the model cannot be .* has no head"),
+        (make_model("llama").to("meta"), "the model cannot be .* weights are not loaded"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message):
+            foredraft.hf.generate(target, **BATCH, **GREEDY)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_as_a_tokenizer_makes_it(side: str) -> None:
+    tokenizer = letter_tokenizer()
+    tokenizer.padding_side = side
+    inputs = tokenizer(["ABCDEFG", "HIJ"], padding=True, return_tensors="pt", return_token_type_ids=False)
+    if side == "left":
+        assert ours(model("llama"), **inputs, **GREEDY).equal(model("llama").generate(**inputs, **GREEDY))
+    else:
+        with pytest.raises(ParameterError, match="pad on the left"):
+            ours(model("llama"), **inputs, **GREEDY)
+
+
+def test_a_model_that_is_its_own_assistant() -> None:
+    """One object: greedy ids, and draws by the ratio test that always accepts."""
+    target = make_model("llama")
+    given = {"assistant_model": target, "num_assistant_tokens": 4, "adaptive": False}
+    assert foredraft.hf.generate(target, **BATCH, **GREEDY, **given).equal(target.generate(**BATCH, **GREEDY))
+    one = {name: value[:1] for name, value in BATCH.items()}
+    sampled = {**one, **given, "do_sample": True, "max_new_tokens": 21, "eos_token_id": None}
+    foredraft.hf.generate(target, **sampled)  # the first call holds the model's passes against its own
+    num_passes = count_passes(target, lambda: foredraft.hf.generate(target, **sampled))
+    assert num_passes <= 5 + 5 * 4  # of the target: 1 token, then five each; of the draft: a token each
 
 
 def test_what_a_tokenizer_returns_is_no_tensor() -> None:

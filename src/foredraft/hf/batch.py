@@ -111,8 +111,11 @@ class _NoText(Detokenizer):
         return False
 
 
-def check_input_ids(input_ids: Any) -> None:
-    """Raises ParameterError for what is no rectangle of ids; None leaves the prompt to `generate`."""
+def check_inputs(device: torch.device, input_ids: Any, attention_mask: Any) -> None:
+    """Raises ParameterError for what is no rectangle of ids on the model's `device`, and for a mask of another shape.
+
+    None leaves them to `generate`.
+    """
     if input_ids is None:
         return
     is_ids = isinstance(input_ids, torch.Tensor) and input_ids.dtype in (torch.int64, torch.int32)
@@ -124,6 +127,15 @@ def check_input_ids(input_ids: Any) -> None:
         raise ParameterError("input_ids", "has no rows: give at least one prompt")
     if input_ids.shape[1] == 0:
         raise ParameterError("input_ids", "has no tokens: give each row at least one")
+    if input_ids.device != device:
+        raise ParameterError("input_ids", f"is on {input_ids.device}, and the model on {device}: move it there")
+    if attention_mask is None:
+        return
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != input_ids.shape:
+        shape = tuple(input_ids.shape)
+        raise ParameterError("attention_mask", f"must be a tensor of ones and zeros in the shape of input_ids, {shape}")
+    if attention_mask.device.type == "meta":
+        raise ParameterError("attention_mask", "has no numbers: it is on the meta device")
 
 
 def make_batch(
@@ -144,10 +156,8 @@ def make_batch(
     num_rows, padded = input_ids.shape
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
-    if mask.shape != input_ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
-        raise ParameterError(
-            "attention_mask", f"must hold ones and zeros in the shape of input_ids, {num_rows, padded}"
-        )
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ParameterError("attention_mask", "must hold ones and zeros")
     _check_padding(mask, model_kwargs.get("position_ids"))
     num_pads = [padded - int(row.sum()) for row in mask]
     wants_scores = generation_config.return_dict_in_generate and (

@@ -21,7 +21,7 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.drafters.pair import compare_tokenizers
 from foredraft.engine.llm import AUTO_DRAFT_VOCAB
 from foredraft.errors import ParameterError, TokenizerMismatchError, UnsupportedModelError
-from foredraft.hf.batch import Batch, check_input_ids, make_batch
+from foredraft.hf.batch import Batch, check_inputs, make_batch
 from foredraft.hf.columns import Columns
 from foredraft.hf.pictures import model_inputs, read_prompts, reads_more
 from foredraft.models.fast_tokenizer import FastTokenizer
@@ -33,7 +33,7 @@ from foredraft.models.hf.packing import has_room_for
 from foredraft.models.hf.probe import PictureAnswer, probe_once, probe_pictures_once
 from foredraft.models.hf.tokenizer import make_tokenizer
 from foredraft.models.hf.vision import can_see
-from foredraft.types import MAX_DRAFT, Picture, PicturePrompt
+from foredraft.types import MAX_DRAFT, Picture, PicturePrompt, check_whole
 
 #: Largest draft unless the caller says otherwise.
 DEFAULT_MAX_DRAFT = 16
@@ -94,17 +94,26 @@ def generate(
     check_kind(model, "the model")
     if assistant_model is not None:
         check_kind(assistant_model, "assistant_model")
-    check_input_ids(kwargs.get("input_ids") if inputs is None else inputs)
+    check_inputs(model.device, kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask"))
+    flags = {
+        "adaptive": adaptive,
+        "fixed_rows": fixed_rows,
+        "pack_weights": pack_weights,
+        "enforce_eager": enforce_eager,
+    }
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ParameterError(name, "must be true or false")
     config = kwargs.get("generation_config") or model.generation_config
     if num_assistant_tokens is None:
         num_assistant_tokens = _set_length(config, assistant_model)
     prompt_lookup_num_tokens = _first_given(prompt_lookup_num_tokens, config.prompt_lookup_num_tokens)
     max_matching_ngram_size = _first_given(max_matching_ngram_size, config.max_matching_ngram_size)
     lengths = [n for n in (num_assistant_tokens, prompt_lookup_num_tokens) if n is not None]
-    if any(not isinstance(n, int) or not 0 <= n <= MAX_DRAFT for n in lengths):
+    if any(type(n) is not int or not 0 <= n <= MAX_DRAFT for n in lengths):
         raise ParameterError("num_assistant_tokens", f"and prompt_lookup_num_tokens must lie between 0 and {MAX_DRAFT}")
-    if max_matching_ngram_size is not None and max_matching_ngram_size < 1:
-        raise ParameterError("max_matching_ngram_size", "must be at least 1")
+    if max_matching_ngram_size is not None:
+        check_whole("max_matching_ngram_size", max_matching_ngram_size, 1)
     speculation = Speculation(
         assistant_model,
         _different_tokenizers(tokenizer, assistant_tokenizer),

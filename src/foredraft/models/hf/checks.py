@@ -22,7 +22,7 @@ def check_kind(model: Any, name: str) -> None:
         raise UnsupportedModelError(
             f"{name} must be a model of Transformers, not {type(model).__name__}: load it first"
         )
-    reason = _reason_against(model)
+    reason = _reason_to_load_again(model) or _reason_against(model)
     if reason is not None:
         raise UnsupportedModelError(f"{name} cannot be speculated with: {reason}")
 
@@ -49,6 +49,14 @@ def context_length(model: Any) -> int | None:
             lengths.append(rope.get("original_max_position_embeddings", original))
     known = [length for length in lengths if isinstance(length, int) and length > 0]
     return min(known) if known else None
+
+
+def _reason_to_load_again(model: Any) -> str | None:
+    if getattr(model, "generation_config", None) is None:
+        return "it has no head to generate with; load it by AutoModelForCausalLM"
+    if model.get_input_embeddings().weight.device.type == "meta":
+        return "its weights are not loaded (they are on the meta device); load them"
+    return None
 
 
 def _reason_against(model: Any) -> str | None:
