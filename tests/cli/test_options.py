@@ -111,7 +111,11 @@ def test_no_field_of_the_engine_is_out_of_reach() -> None:
     flags = {parameter.name for parameter in show.params}
     every = {field.name for field in fields(EngineOptions)}
     unreachable = every - flags
-    by_config = {"prompt_lookup_min", "prompt_lookup_max"}  # --speculative-config has them
+    by_config = {
+        "prompt_lookup_min",
+        "prompt_lookup_max",
+        "draft_tensor_parallel_size",
+    }  # --speculative-config has them
     assert every - {parameter.name for parameter in serve.params} == by_config
     assert unreachable == by_config | {
         "max_num_seqs",

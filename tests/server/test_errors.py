@@ -8,6 +8,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from foredraft.errors import EngineFailedError
 from foredraft.server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest
 from tests.server.serving import Server, make_generator, running_server
 
@@ -201,6 +202,17 @@ def test_an_engine_that_breaks_down_fails_every_request_and_says_so() -> None:
         assert server.client.get("/metrics").status_code == 200
         error_of(server.chat("x"), 500)
         error_of(server.client.get("/v1/models"), 500)
+
+
+def test_the_log_has_the_cause(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> None:
+        raise EngineFailedError("rank 1 of 2 has ended")
+
+    generator = make_generator()
+    with running_server(generator) as server:
+        monkeypatch.setattr(generator.engine.model, "forward", fail)
+        error_of(server.chat("x"), 500)
+    assert "the engine broke down: rank 1 of 2 has ended" in caplog.messages
 
 
 def test_a_stream_of_an_engine_that_breaks_down_ends_with_the_error() -> None:

@@ -169,7 +169,7 @@ def test_a_port_that_is_taken_is_one_line(model: Path, capsys: pytest.CaptureFix
     ("args", "code", "words"),
     [
         (["--host", "no.such.host.invalid"], 1, "cannot listen on no.such.host.invalid"),
-        (["--tensor-parallel-size", "2"], 2, "--tensor-parallel-size above 1 is not supported"),
+        (["--tensor-parallel-size", "2"], 2, "--tensor-parallel-size above 1 is for models of Transformers"),
         (["-d", "ngram", "--draft-model", "x"], 2, "give one of them"),
         (["--draft-model", "x", "--speculative-config", "{}"], 2, "give one of them"),
         (["--api-key", ""], 2, "--api-key is empty"),

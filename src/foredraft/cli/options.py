@@ -63,6 +63,8 @@ class EngineOptions:
     trust_remote_code: bool = False
     fixed_rows: bool = False
     enforce_eager: bool = False
+    tensor_parallel_size: int = 1
+    draft_tensor_parallel_size: int = 1
 
 
 def make_llm(options: EngineOptions, progress: LoadProgress) -> LLM:
@@ -249,6 +251,13 @@ def _transformers_flags() -> list[Callable[[Command], Command]]:
             default=None,
             help="Run Transformers models on a GPU without CUDA graphs.",
         ),
+        click.option(
+            "-tp",
+            "--tensor-parallel-size",
+            type=click.IntRange(1),
+            help="Processes that share a Transformers model, one a GPU, or on the CPU; they are started here."
+            f"{shown('tensor_parallel_size')}",
+        ),
     ]
 
 
@@ -342,6 +351,7 @@ def _make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
         "rejection_sample_method": config.rejection_sample_method,
         "draft_quantize": config.quantization,
         "cross_vocab": config.cross_vocab,
+        "draft_tensor_parallel_size": config.draft_tensor_parallel_size,
     }
     for name, value in said.items():
         if value is None:

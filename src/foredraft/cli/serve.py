@@ -36,7 +36,6 @@ logger = logging.getLogger("foredraft.server")
     help="Seconds for running requests after SIGTERM or Ctrl-C; a second one stops at once.",
 )
 @click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
-@click.option("--tensor-parallel-size", type=click.IntRange(1), default=1, hidden=True)
 @debug_option
 @click.pass_obj
 def command(
@@ -47,16 +46,11 @@ def command(
     config: ServerConfig,
     drain_timeout: int,
     log_format: str,
-    tensor_parallel_size: int,
 ) -> int:
     """Serve MODEL over the OpenAI API.
 
     It is a .gguf file, a catalogue name, a hub id org/repo[:file.gguf], or a folder of Transformers.
     """
-    if tensor_parallel_size > 1:
-        raise click.UsageError(
-            "--tensor-parallel-size above 1 is not supported: the CPU core runs a model in one process, on all threads"
-        )
     if "" in config.api_keys:
         raise click.UsageError("--api-key is empty: it would let everybody in")
     if not all(key.isascii() and key.isprintable() and key == key.strip() for key in config.api_keys):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foredraft.errors import ParameterError
-from foredraft.types import MAX_DRAFT
+from foredraft.types import MAX_DRAFT, MAX_THREADS
 
 FLAG = "--speculative-config"
 METHODS = ("ngram", "draft_model")
@@ -30,6 +30,7 @@ class SpeculativeConfig:
     rejection_sample_method: str | None = None
     quantization: str | None = None
     use_heterogeneous_vocab: bool | None = None
+    draft_tensor_parallel_size: int | None = None
 
     @property
     def cross_vocab(self) -> str | None:
@@ -118,4 +119,5 @@ _CHECKS: Mapping[str, Callable[[str, object], Any]] = {
     "rejection_sample_method": _one_of(REJECTION_SAMPLE_METHODS),
     "quantization": _one_of(QUANTIZATIONS),
     "use_heterogeneous_vocab": _switch,
+    "draft_tensor_parallel_size": _count(1, MAX_THREADS),
 }

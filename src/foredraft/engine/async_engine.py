@@ -390,6 +390,7 @@ class _Worker:
         self._requests: dict[int, _Request] = {}
 
     def run(self) -> None:
+        generator = None
         try:
             generator = self._load()
             generator.prepare_grammars()
@@ -403,6 +404,8 @@ class _Worker:
         except Exception as error:
             if not isinstance(error, ForedraftError):
                 logger.exception("the engine broke down")
+            elif generator is not None:  # what loading raises is told by whoever waits for it
+                logger.error("the engine broke down: %s", error)
             self._post(_Report(failure=error))
 
     def _obey(self, generator: Generator) -> list[_Answered] | None:

@@ -45,6 +45,8 @@ class LLM(Generator):
     the repository brings. fixed_rows: fill every pass of the target up to the rows of the longest draft, so that texts
     have the same bits with any draft (see docs/transformers.md). enforce_eager: no CUDA graphs, which short passes on a
     GPU are captured in.
+    tensor_parallel_size: processes that share the model's weights and cache, one a GPU, or on the CPU; they end with
+    `close`. draft_tensor_parallel_size: the same for a draft model, 1 (it runs in this process alone) or as many.
 
     Raises ForedraftError (see `foredraft.errors`) with the cause and the cure.
     """
@@ -78,6 +80,8 @@ class LLM(Generator):
         trust_remote_code: bool = False,
         fixed_rows: bool = False,
         enforce_eager: bool = False,
+        tensor_parallel_size: int = 1,
+        draft_tensor_parallel_size: int = 1,
         progress: LoadProgress | None = None,
     ) -> None:
         began = perf_counter()
@@ -117,8 +121,10 @@ class LLM(Generator):
             trust_remote_code=trust_remote_code,
             fixed_rows=1 + max_draft if fixed_rows else 0,
             enforce_eager=enforce_eager,
+            tensor_parallel_size=tensor_parallel_size,
+            draft_tensor_parallel_size=draft_tensor_parallel_size,
         )
-        loader = ModelLoader(options, progress)
+        self._loader = loader = ModelLoader(options, progress)
 
         def load_draft(name: str) -> LanguageModel:
             quantize = AUTO_DRAFT_QUANTIZE if draft_quantize == "auto" else draft_quantize
@@ -165,3 +171,8 @@ class LLM(Generator):
             images=images,
             load_s=perf_counter() - began,
         )
+
+    def close(self) -> None:
+        """Abort whatever runs and give back all that it held. Open streams end. Processes of its own end."""
+        super().close()
+        self._loader.close()

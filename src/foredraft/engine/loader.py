@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from foredraft.errors import MissingExtraError, NativeCoreError, ParameterError, UnsupportedModelError
 from foredraft.models.base import ImageReader, LanguageModel, TextTokenizer
@@ -25,6 +25,7 @@ from foredraft.types import MAX_THREADS, check_choice, check_whole
 if TYPE_CHECKING:
     from foredraft._native import ThreadPool
     from foredraft.models.hf.load import HFOptions
+    from foredraft.models.hf.parallel import ParallelModel
 
 #: Called while something long goes on at load: what, units done, units in all.
 LoadProgress = Callable[[str, int, int], None]
@@ -53,6 +54,8 @@ class LoadOptions:
     trust_remote_code: bool = False
     fixed_rows: int = 0  # of the target
     enforce_eager: bool = False
+    tensor_parallel_size: int = 1  # of the target
+    draft_tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, get_args(Backend))
@@ -62,11 +65,16 @@ class LoadOptions:
         if not isinstance(self.kernels, str | None):
             raise ParameterError("kernels", "must be the name of a kernel set, as foredraft doctor lists them")
         check_choice("dtype", self.dtype, get_args(Dtype))
+        check_whole("tensor_parallel_size", self.tensor_parallel_size, 1)
+        if self.draft_tensor_parallel_size not in (1, self.tensor_parallel_size):
+            raise ParameterError("draft_tensor_parallel_size", "must be 1 or the target's tensor_parallel_size")
 
     def wish_of_transformers(self) -> str:
         """An option that is given and that only Transformers has, or nothing."""
         own = {name: getattr(self, name) for name in ("device", "device_map", "trust_remote_code", "fixed_rows")}
-        return next((name for name, value in own.items() if value), "dtype" if self.dtype != "auto" else "")
+        given = [name for name, value in own.items() if value]
+        given += ["dtype"] * (self.dtype != "auto") + ["tensor_parallel_size"] * (self.tensor_parallel_size > 1)
+        return given[0] if given else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +100,39 @@ class ModelLoader:
         self._options = options
         self._progress = progress
         self._places: dict[str, _Place] = {}
+        self._shared_out: list[ParallelModel] = []
         self.memory_plans: list[MemoryPlan] = []
+
+    def close(self) -> None:
+        """End the processes that share models. The others are freed with their last reader."""
+        for model in self._shared_out:
+            model.close()
 
     def load_target(self, name: str, max_model_len: int | None) -> LanguageModel:
         wanted, options = self._options.quantize, self._options
         if options.backend == "hf" and not self._is_for_transformers(name):
             raise ParameterError("backend", f"hf reads folders and hub ids of Transformers, and {name} is neither")
-        place = self._locate(name, prefer_folder=wanted != "auto")
+        place = self._locate(name, prefer_folder=wanted != "auto" or options.tensor_parallel_size > 1)
         if place.backend == "hf" and wanted in get_args(Quantize):
             raise ParameterError("quantize", f"is for models on the CPU core, and not for {name}: {place.reason}")
+        self._check_size("tensor_parallel_size", options.tensor_parallel_size, name)
         if wanted == "auto":
             quantize: Quantize | None = AUTO_QUANTIZE if place.is_folder else None
         else:
             quantize = None if wanted == "none" else wanted
-        return self._load(name, max_model_len=max_model_len, quantize=quantize, fixed_rows=options.fixed_rows)
+        return self._load(
+            name,
+            options.tensor_parallel_size,
+            max_model_len=max_model_len,
+            quantize=quantize,
+            fixed_rows=options.fixed_rows,
+        )
 
     def load_draft(self, name: str, quantize: Quantize | None) -> LanguageModel:
         """`quantize` is for models of the core."""
-        return self._load(name, quantize=quantize)
+        size = self._options.draft_tensor_parallel_size
+        self._check_size("draft_tensor_parallel_size", size, name)
+        return self._load(name, size, quantize=quantize)
 
     def read_tokenizer(self, name: str) -> TextTokenizer:
         place = self._locate(name)
@@ -127,7 +150,10 @@ class ModelLoader:
             return None
         from foredraft.models.hf.load import load_hf_images
         from foredraft.models.hf.model import HFModel
+        from foredraft.models.hf.parallel import ParallelModel, refuse_images
 
+        if isinstance(model, ParallelModel):
+            return refuse_images(model, tokenizer)
         if not isinstance(model, HFModel):
             raise TypeError(f"{name} is of another backend")
         return load_hf_images(place.path, self._hf_options, model, tokenizer)
@@ -150,21 +176,30 @@ class ModelLoader:
         return True
 
     def _load(
-        self, name: str, *, max_model_len: int | None = None, quantize: Quantize | None = None, fixed_rows: int = 0
+        self,
+        name: str,
+        size: int,
+        *,
+        max_model_len: int | None = None,
+        quantize: Quantize | None = None,
+        fixed_rows: int = 0,
     ) -> LanguageModel:
         options, place = self._options, self._locate(name)
         if place.backend == "hf":
             self._require_hf(place)
             from foredraft.models.hf.load import load_hf_model
+            from foredraft.models.hf.parallel import load_parallel_model
 
-            return load_hf_model(
-                place.path,
-                self._hf_options,
-                fixed_rows=fixed_rows,
-                max_model_len=max_model_len,
-                max_num_seqs=options.max_num_seqs,
-                kv_cache_tokens=options.kv_cache_tokens,
-            )
+            settings: dict[str, Any] = {
+                "fixed_rows": fixed_rows,
+                "max_model_len": max_model_len,
+                "max_num_seqs": options.max_num_seqs,
+                "kv_cache_tokens": options.kv_cache_tokens,
+            }
+            if size == 1:
+                return load_hf_model(place.path, self._hf_options, **settings)
+            self._shared_out.append(load_parallel_model(place.path, self._hf_options, size, **settings))
+            return self._shared_out[-1]
         model = load_model(
             place.path,
             pool=self._pool,
@@ -222,6 +257,14 @@ class ModelLoader:
         """Before its weights are fetched: what can be told from settings alone. Raises as loading it would."""
         if reason := self._why_not_native(str(folder), with_weights=False):
             self._require_hf(_Place("hf", str(folder), is_folder=True, reason=reason))
+
+    def _check_size(self, field: str, size: int, name: str) -> None:
+        if size > 1 and self._locate(name).backend == "native":
+            raise ParameterError(
+                field,
+                f"above 1 is for models of Transformers, and {name} runs on the CPU core, in one process on all "
+                "threads: leave it out, or give a folder of Transformers",
+            )
 
     def _is_for_transformers(self, name: str) -> bool:
         return _is_folder(os.path.expanduser(name)) or is_hub_id(name)

@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 
 import torch
 import transformers
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from foredraft.algo.sampler import SamplerKind
 from foredraft.errors import ForedraftError, ModelFileError, ParameterError, UnsupportedModelError
@@ -55,11 +56,13 @@ def load_hf_model(
     max_num_seqs: int = 1,
     kv_cache_tokens: int | None = None,
     fixed_rows: int = 0,
+    tensor_parallel_size: int = 1,
 ) -> HFModel:
     """Load a model of Transformers from a folder or the hub.
 
     max_model_len: None takes what its positions reach. kv_cache_tokens: what the cache holds, all sequences together;
-    None has room for max_num_seqs sequences within limits. fixed_rows: see `HFModel`.
+    None has room for max_num_seqs sequences within limits. fixed_rows: see `HFModel`. tensor_parallel_size: of the
+    group that this process is a member of, all of which load the model together (see `parallel.py`).
 
     Raises ModelFileError, UnsupportedModelError, ParameterError.
     """
@@ -68,10 +71,12 @@ def load_hf_model(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     arguments: dict[str, Any] = {"dtype": _DTYPES[options.dtype]}
-    if options.device_map is not None:
+    if tensor_parallel_size > 1:
+        arguments["distributed_config"] = DistributedConfig(tp_size=tensor_parallel_size)
+    elif options.device_map is not None:
         arguments["device_map"] = options.device_map
     model = _from_pretrained(_model_class(name, options), name, options, arguments).eval()
-    if options.device_map is None:
+    if tensor_parallel_size == 1 and options.device_map is None:
         model = _moved(model, options.device or _default_device())
     length = max_model_len or context_length(model) or DEFAULT_CONTEXT
     short_name = Path(name).name or name
@@ -138,8 +143,13 @@ def load_hf_images(name: str, options: HFOptions, model: HFModel, tokenizer: Tex
     return reader
 
 
+def read_config(name: str, options: HFOptions) -> Any:
+    """Raises ModelFileError, UnsupportedModelError."""
+    return _from_pretrained(transformers.AutoConfig, name, options, {})
+
+
 def _model_class(name: str, options: HFOptions) -> Any:
-    config = _from_pretrained(transformers.AutoConfig, name, options, {})
+    config = read_config(name, options)
     sees = type(config) in transformers.AutoModelForImageTextToText._model_mapping
     return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
