@@ -104,7 +104,8 @@ def _compare(model: Any, name: str, logits: Iterable[tuple[str, np.ndarray, np.n
         if not distance <= tolerance:
             raise UnsupportedModelError(
                 f"{name} cannot be speculated with: its logits of {where} differ from its own plain ones "
-                f"(by {distance:.2g} of their spread): its attention does not follow the engine's masks; "
+                f"(by {distance:.2g} of their spread): its rows depend on each other (as "
+                "those of LLM.int8() do), or its attention does not follow the engine's masks; "
                 "use its own generate"
             )
 
