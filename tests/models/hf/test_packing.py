@@ -119,7 +119,14 @@ def test_layers_that_are_no_plain_ones_run_as_they_are() -> None:
     mlp.down_proj.forward = lambda rows: -own(rows)
     assert close(run(model, packed=True), run(model, packed=False), torch.float32)
     assert not can_pack(torch.zeros(8, 7))
+    assert not can_pack(torch.zeros(65, dtype=torch.bfloat16)[1:].view(8, 8))
     assert not can_pack(torch.zeros(8, 8, device="meta"))
+
+
+def test_a_model_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = make_model("llama")
+        assert close(run(model, packed=True), run(model, packed=False), torch.float32)
 
 
 def test_under_autocast_the_layers_are_cast_as_ever() -> None:

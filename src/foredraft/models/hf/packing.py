@@ -81,8 +81,10 @@ def packed_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    is_plain = weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.is_contiguous()
-    return is_plain and weight.shape[1] * weight.element_size() % 8 == 0 and _can_pack(weight.dtype)
+    if weight.device.type != "cpu" or type(weight.data) is not torch.Tensor or not weight.is_contiguous():
+        return False
+    is_in_words = (weight.shape[1] * weight.element_size()) % 8 == 0 and weight.data_ptr() % 8 == 0
+    return is_in_words and _can_pack(weight.dtype)
 
 
 def has_room_for(model: Any) -> bool:
@@ -144,7 +146,8 @@ def _packed(layer: nn.Linear) -> torch.Tensor:
 def _fingerprint(weight: torch.Tensor) -> tuple[Any, ...]:
     """Reads all of it, once."""
     content = torch.hash_tensor(weight.detach().view(torch.int64)).view(torch.int64).item()
-    return weight.dtype, weight.shape, weight._version, content
+    version = None if weight.is_inference() else weight._version
+    return weight.dtype, weight.shape, version, content
 
 
 @cache
