@@ -129,6 +129,15 @@ def test_models_that_are_none_yet() -> None:
             foredraft.hf.generate(target, **BATCH, **GREEDY)
 
 
+def test_a_share_of_a_model_is_refused() -> None:
+    """Each process would draft at its own pace, and they would wait for each other for ever."""
+    share = make_model("llama")
+    share._tp_size = 2
+    for target, own in ((share, {}), (model("llama"), {"assistant_model": share})):
+        with pytest.raises(UnsupportedModelError, match="is shared out over processes"):
+            foredraft.hf.generate(target, **BATCH, **GREEDY, **own)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_as_a_tokenizer_makes_it(side: str) -> None:
     tokenizer = letter_tokenizer()

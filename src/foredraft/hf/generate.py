@@ -25,7 +25,7 @@ from foredraft.hf.batch import Batch, check_inputs, make_batch
 from foredraft.hf.columns import Columns
 from foredraft.hf.pictures import model_inputs, read_prompts, reads_more
 from foredraft.models.fast_tokenizer import FastTokenizer
-from foredraft.models.hf.checks import check_kind
+from foredraft.models.hf.checks import check_is_whole, check_kind
 from foredraft.models.hf.graphs import choose_capture
 from foredraft.models.hf.load import choose_device_sampler
 from foredraft.models.hf.model import HFModel
@@ -92,8 +92,10 @@ def generate(
     TokenizerMismatchError.
     """
     check_kind(model, "the model")
+    check_is_whole(model, "the model")
     if assistant_model is not None:
         check_kind(assistant_model, "assistant_model")
+        check_is_whole(assistant_model, "assistant_model")
     check_inputs(model.device, kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask"))
     flags = {
         "adaptive": adaptive,

@@ -27,6 +27,15 @@ def check_kind(model: Any, name: str) -> None:
         raise UnsupportedModelError(f"{name} cannot be speculated with: {reason}")
 
 
+def check_is_whole(model: Any, name: str) -> None:
+    """Raises UnsupportedModelError for a share of a model: each rank would choose lengths of drafts by itself."""
+    if (getattr(model, "tp_size", None) or 1) > 1:
+        raise UnsupportedModelError(
+            f"{name} is shared out over processes, which have to follow one of them: load it whole, or by "
+            "LLM(folder, tensor_parallel_size=N)"
+        )
+
+
 def cache_argument(model: Any) -> str:
     """What the model's `forward` calls its cache."""
     parameters = inspect.signature(model.forward).parameters

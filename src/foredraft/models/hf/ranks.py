@@ -24,6 +24,7 @@ from weakref import finalize, ref
 
 import torch
 import torch.distributed
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from foredraft.errors import EngineFailedError, ForedraftError
 from foredraft.models.hf.follower import Answer, Call, Drop, Load, Place, join, reason_of
@@ -129,7 +130,10 @@ class Ranks:
 
         def job() -> _T:
             self._tell(copy)
-            return own(pickle.loads(copy))
+            result = own(pickle.loads(copy))
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # without a lost rank a GPU waits for ever, and that should be here
+            return result
 
         return self._run(job)
 
@@ -303,8 +307,11 @@ def _work(jobs: SimpleQueue[_Job | None]) -> None:
 
 def _end_thread(thread: threading.Thread, jobs: SimpleQueue[_Job | None]) -> None:
     jobs.put(None)
-    if thread is not threading.current_thread():  # garbage may be collected in any
-        thread.join(GRACE_S)
+    if thread is threading.current_thread():  # garbage may be collected in any
+        return
+    thread.join(GRACE_S)
+    if thread.is_alive() and torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
+        _abort_process_group()  # gloo sees by itself that its peers are gone
 
 
 def _stay_on_loopback(cleanup: ExitStack) -> None:
