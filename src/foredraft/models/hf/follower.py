@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -123,10 +124,16 @@ def _obey(told: Told, models: dict[int, HFModel], rank0: Connection) -> None:
 
 
 def _listen(rank0: Connection, told: SimpleQueue[Told]) -> None:
+    store = ""
     try:
         while True:
-            told.put(rank0.recv())
-    except (EOFError, OSError):
+            message: Told = rank0.recv()
+            store = message.store if isinstance(message, Place) else store
+            told.put(message)
+    except (EOFError, OSError):  # rank 0 had no time to end this process, nor to clear up
+        with suppress(OSError):
+            os.remove(store)
+            os.rmdir(os.path.dirname(store))
         os._exit(0)
     except Exception as error:  # what was sent cannot be read here
         print(reason_of(error), file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ _START = (
     "from foredraft.models.hf.follower import main; main(int(sys.argv[2]))"
 )
 #: Seconds in which two that tell of the same fault do so, and in which a thread ends whose peers are gone.
-GRACE_S = 2.0
+GRACE_S = 5.0
 
 
 class Ranks:
