@@ -39,7 +39,7 @@ def test_list_shows_the_models_here_and_those_to_be_had(capsys, home: Path) -> N
     assert run(["list"]) == 0
     heading, here, empty, hint, *there = capsys.readouterr().out.splitlines()
     assert heading.split() == ["file", "repacked", "in", str(home)]
-    assert here.split() == ["2", "MB", "0", "B", "smollm2-135m"]
+    assert here.split() == ["2", "MB", "0", "B", "smollm2-135m", *CATALOGUE["smollm2-135m"].note.split()]
     assert (empty, hint) == ("", "foredraft pull gets these:")
     assert [line.split()[2] for line in there[::2]] == [name for name in CATALOGUE if name != "smollm2-135m"]
     assert all(CATALOGUE[line.split()[2]].title in about for line, about in zip(there[::2], there[1::2], strict=True))
@@ -59,6 +59,17 @@ def test_list_names_what_is_incomplete_and_heads_what_lies_elsewhere(tmp_path: P
     assert as_text([inside, outside], [], tmp_path).splitlines() == [*first, "", *second]
     assert as_text([inside], [], tmp_path).splitlines() == first
     assert as_text([outside], [], tmp_path).splitlines() == second
+
+
+def test_list_tells_what_models_are_for_when_all_are_here(capsys, home: Path) -> None:
+    (home / "models").mkdir()
+    for name in CATALOGUE:
+        (home / "models" / f"{name}.gguf").write_bytes(bytes(1_000))
+    assert run(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith("qwen2.5-coder-0.5b  a draft for qwen2.5-coder-1.5b")]
+    assert not any("foredraft pull" in line for line in lines)
+    assert max(map(len, lines[1:])) <= 80
 
 
 def test_list_of_no_models(tmp_path: Path) -> None:

@@ -48,10 +48,14 @@ def as_text(models: Sequence[ModelOnDisk], missing: Sequence[CatalogueEntry], ho
 
 
 def _table(place: str, models: Sequence[ModelOnDisk]) -> list[str]:
+    from foredraft.models.catalogue import CATALOGUE
+
     lines = [f"{'file':>7}  {'repacked':>8}  {place}"] if models else []
     for model in models:
         state = "" if model.path is not None else "  (unfinished)" if model.file_bytes else "  (its file is gone)"
-        lines.append(f"{format_bytes(model.file_bytes):>7}  {format_bytes(model.packed_bytes):>8}  {model.name}{state}")
+        known = CATALOGUE[model.name].note if model.name in CATALOGUE else ""
+        about = state or (f"  {known}" if known else "")
+        lines.append(f"{format_bytes(model.file_bytes):>7}  {format_bytes(model.packed_bytes):>8}  {model.name}{about}")
     return lines
 
 
