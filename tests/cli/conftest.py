@@ -48,7 +48,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[TinyLLM]:
     """
     opened: list[TinyLLM] = []
 
-    def open_tiny(options: EngineOptions, session: Session) -> TinyLLM:
+    def open_tiny(options: EngineOptions, session: Session, *, chats: bool = False) -> TinyLLM:
         tokenizer = ByteTokenizer()
         if options.model == "templateless":
             monkeypatch.setattr(tokenizer, "chat_template", None)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
+from tests.models.hf.folders import write_folder
 
 from foredraft.cli.main import run
+from foredraft.testing import make_tiny_gguf
 
 ARGS = ("chat", "-m", "tiny", "-n", "8", "--ignore-eos")
 
@@ -60,12 +63,25 @@ def test_what_only_json_shows_is_no_flag(capsys) -> None:
     assert "--logprobs" not in capsys.readouterr().out
 
 
-def test_a_model_without_a_template_is_refused(tiny, capsys, stdin) -> None:
+@pytest.mark.parametrize("kind", ["gguf", "folder", "folder of Transformers"])
+def test_a_model_without_a_template_is_refused_before_it_is_repacked(
+    kind: str, tmp_path: Path, home: Path, capsys, stdin
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    if kind == "gguf":
+        make_tiny_gguf("llama", path)
+        path.write_bytes(path.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.another_thing"))
+    else:
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16} if kind == "folder" else {}
+        path = write_folder(tmp_path / "folder", settings=sizes)
+        (path / "chat_template.jinja").unlink()
     stdin(b"hello\n")
-    assert run(["chat", "-m", "templateless"]) == 1
+    capsys.readouterr()
+    assert run(["chat", "-m", str(path)]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "foredraft: error: templateless has no chat template; use foredraft generate --raw\n"
+    assert captured.err == f"foredraft: error: {path} has no chat template; use foredraft generate --raw\n"
+    assert not home.exists()
 
 
 def test_a_turn_too_long_fails_where_nobody_can_clear(tiny, capsys, stdin) -> None:

@@ -12,7 +12,7 @@ from foredraft.cli.console import Session, hold_log, note, read_lines, write_ans
 from foredraft.cli.images import blaming_files, image_option, user_message
 from foredraft.cli.options import EngineOptions, debug_option, engine_options, open_llm, sampling_options
 from foredraft.cli.words import summarise
-from foredraft.errors import ChatTemplateError, ParameterError, PromptTooLongError
+from foredraft.errors import ParameterError, PromptTooLongError
 from foredraft.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def command(
 
     Images belong to the first turn; /image FILE adds one to the next.
     """
-    llm = open_llm(options, session)
-    if llm.tokenizer.chat_template is None:
-        raise ChatTemplateError(f"{options.model} has no chat template; use foredraft generate --raw")
+    llm = open_llm(options, session, chats=True)
     conversation = Conversation(llm, params, system, images)
     is_interactive = sys.stdin.isatty()
     if is_interactive:

@@ -21,7 +21,7 @@ from foredraft.cli.speculative_config import (
     REJECTION_SAMPLE_METHODS,
     parse_speculative_config,
 )
-from foredraft.errors import EngineUnavailableError, ParameterError
+from foredraft.errors import ChatTemplateError, EngineUnavailableError, ParameterError
 from foredraft.types import MAX_DRAFT, MAX_THREADS, SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
@@ -73,8 +73,14 @@ def make_llm(options: EngineOptions, progress: LoadProgress) -> LLM:
     return LLM(**{field.name: getattr(options, field.name) for field in fields(options)}, progress=progress)
 
 
-def open_llm(options: EngineOptions, session: Session, should_stop: Callable[[], bool] = lambda: False) -> LLM:
-    """Loads what the flags name, with progress on stderr. Raises EngineUnavailableError once it should stop."""
+def open_llm(
+    options: EngineOptions, session: Session, should_stop: Callable[[], bool] = lambda: False, *, chats: bool = False
+) -> LLM:
+    """Loads what the flags name, with progress on stderr.
+
+    chats: raises ChatTemplateError at once for a model without a template. Raises EngineUnavailableError once it should
+    stop.
+    """
     from foredraft.cli.progress import Progress
 
     with Progress() as progress:
@@ -84,11 +90,22 @@ def open_llm(options: EngineOptions, session: Session, should_stop: Callable[[],
                 raise EngineUnavailableError("loading was stopped")
             progress(what, done, total)
 
+        if chats:
+            _require_chat_template(options, report)
         llm = make_llm(options, report)
     if session.debug:
         for plan in llm.memory_plans:
             note(str(plan))
     return llm
+
+
+def _require_chat_template(options: EngineOptions, progress: LoadProgress) -> None:
+    from foredraft.engine.loader import LoadOptions, ModelLoader
+
+    shared = {field.name for field in fields(LoadOptions)} & {field.name for field in fields(options)} - {"fixed_rows"}
+    loader = ModelLoader(LoadOptions(**{name: getattr(options, name) for name in shared}), progress)
+    if not loader.has_chat_template(options.model):
+        raise ChatTemplateError(f"{options.model} has no chat template; use foredraft generate --raw")
 
 
 def parse_target(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from foredraft.errors import MissingExtraError, NativeCoreError, ParameterError, UnsupportedModelError
 from foredraft.models.base import ImageReader, LanguageModel, TextTokenizer
 from foredraft.models.folder.checkpoint import CONFIG, Checkpoint, read_description
-from foredraft.models.folder.tokenizer import check_tokenizer, read_folder_tokenizer
+from foredraft.models.folder.tokenizer import check_tokenizer, read_chat_template, read_folder_tokenizer
 from foredraft.models.gguf import load_core, read_gguf
 from foredraft.models.hf.extra import require_hf
 from foredraft.models.hub import find_folder, is_hub_id, resolve
@@ -112,7 +112,7 @@ class ModelLoader:
         wanted, options = self._options.quantize, self._options
         if options.backend == "hf" and not self._is_for_transformers(name):
             raise ParameterError("backend", f"hf reads folders and hub ids of Transformers, and {name} is neither")
-        place = self._locate(name, prefer_folder=wanted != "auto" or options.tensor_parallel_size > 1)
+        place = self._locate_target(name)
         if place.backend == "hf" and wanted in get_args(Quantize):
             raise ParameterError("quantize", f"is for models on the CPU core, and not for {name}: {place.reason}")
         self._check_size("tensor_parallel_size", options.tensor_parallel_size, name)
@@ -133,6 +133,15 @@ class ModelLoader:
         size = self._options.draft_tensor_parallel_size
         self._check_size("draft_tensor_parallel_size", size, name)
         return self._load(name, size, quantize=quantize)
+
+    def has_chat_template(self, name: str) -> bool:
+        """Whether the target has one: told before its weights are prepared, which may take long."""
+        place = self._locate_target(name)
+        if place.backend == "hf":
+            return self.read_tokenizer(name).chat_template is not None
+        if place.is_folder:
+            return read_chat_template(place.path) is not None
+        return isinstance(read_gguf(place.path).metadata.get("tokenizer.chat_template"), str)
 
     def read_tokenizer(self, name: str) -> TextTokenizer:
         place = self._locate(name)
@@ -213,6 +222,10 @@ class ModelLoader:
         )
         self.memory_plans.append(model.memory_plan)
         return model
+
+    def _locate_target(self, name: str) -> _Place:
+        options = self._options
+        return self._locate(name, prefer_folder=options.quantize != "auto" or options.tensor_parallel_size > 1)
 
     def _locate(self, name: str, prefer_folder: bool = False) -> _Place:
         """Pulls what is not on disk."""

@@ -53,6 +53,11 @@ def read_folder_tokenizer(folder: str | os.PathLike[str]) -> FastTokenizer:
         raise UnsupportedModelError(f"{path}: {error}") from None
 
 
+def read_chat_template(folder: str | os.PathLike[str]) -> str | None:
+    """The template that `read_folder_tokenizer` finds, without the tokenizer. Raises ModelFileError."""
+    return _read_template(Path(folder), _read_optional(Path(folder) / "tokenizer_config.json"))
+
+
 def _read_optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
