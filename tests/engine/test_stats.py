@@ -39,6 +39,16 @@ def test_a_trace_by_hand() -> None:
     assert stats.timing(0.5, len(origins)).tokens_per_s == 8 / 1.0
 
 
+def test_positions_that_were_drafted_in_vain_are_zeros() -> None:
+    stats = RequestStats()
+    stats.count_draft(Draft([1, 2, 3], source="a"), 0)
+    assert stats.speculation([]).accepted_per_position == (0, 0, 0)
+    stats.count_draft(Draft([1, 2, 3, 4, 5], parents=[-1, -1, 0, 2, 0], source="a"), 1)  # a tree of three levels
+    assert stats.speculation([]).accepted_per_position == (1, 0, 0)
+    stats.count_draft(Draft([1, 2, 3, 4], source="a"), 2)
+    assert stats.speculation([]).accepted_per_position == (2, 1, 0, 0)
+
+
 def test_rounds_add_up_to_the_answer_wherever_it_ends() -> None:
     rounds: list[Round] = []
     llm = generator("model")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from foredraft.algo.tree import height
 from foredraft.types import TARGET, Draft, SpeculationStats, Timing
 
 
@@ -71,7 +72,8 @@ class RequestStats:
         self.num_drafts += 1
         self.num_draft_tokens += len(draft.tokens)
         self.num_accepted_tokens += num_accepted
-        self.accepted_per_position += [0] * (num_accepted - len(self.accepted_per_position))
+        longest = len(draft.tokens) if draft.parents is None else height(draft.parents)
+        self.accepted_per_position += [0] * (longest - len(self.accepted_per_position))
         for i in range(num_accepted):
             self.accepted_per_position[i] += 1
         counts = self.by_drafter.setdefault(draft.source, {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0})
