@@ -321,6 +321,8 @@ def _fill(
         return zlib.crc32(views[tensor.name].data)
 
     total, done = sum(tensor.nbytes for tensor in tensors), 0
+    if progress is not None:
+        progress(done, total)
     executor = ThreadPoolExecutor(num_threads)
     try:
         futures = {executor.submit(fill_one, tensor): tensor for tensor in tensors}
