@@ -105,6 +105,7 @@ def test_it_serves_until_sigterm(serve: Callable[..., Child], model: Path) -> No
     assert child.process.stdout is not None
     assert child.process.stdout.read() == ""
     assert not [line for line in child.lines if "Traceback" in line or "error" in line.lower()]
+    assert not [line for line in child.lines if "stopping" in line]  # nothing ran
     assert any(f"POST {TEXT} 200 in" in line and "8 completion tokens (length)" in line for line in child.lines)
 
 
@@ -124,6 +125,8 @@ def test_sigterm_under_load_lets_requests_end(serve: Callable[..., Child], model
         texts = {a.result().json()["choices"][0]["text"] for a in answers if a.result().status_code == 200}
         assert len(texts) <= 1
     assert child.end() == 0
+    (told,) = [line for line in child.lines if "stopping: " in line]
+    assert re.search(r"stopping: [1-6] requests still run, for [0-9]+ s at most, and no more are taken", told)
 
 
 def test_a_second_signal_stops_at_once(serve: Callable[..., Child], model: Path) -> None:

@@ -167,6 +167,11 @@ class AsyncEngine:
         """The result of `work`, which takes long or much memory: few run at once, and neither loop nor engine waits."""
         return await self._loop.run_in_executor(self._preparing, work)
 
+    @property
+    def num_open(self) -> int:
+        """Requests whose answers are not complete, or not read."""
+        return len(self._open)
+
     async def drain(self) -> None:
         """Take no more requests, and wait for the end of those that run."""
         if self.state in ("loading", "ready"):

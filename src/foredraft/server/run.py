@@ -22,7 +22,7 @@ from foredraft.server.app import make_app
 from foredraft.server.config import ServerConfig
 from foredraft.server.limits import HTTPConnection
 
-logger = logging.getLogger("foredraft")
+logger = logging.getLogger("foredraft.server")
 
 #: Connections that the system accepts for us before we do; so many may come at once.
 BACKLOG = 128
@@ -89,6 +89,13 @@ async def serve(
                 on_ready()
             await _first_of(signals.first.wait(), asyncio.shield(serving))
             deadline = loop.time() + drain_timeout
+            if engine.num_open:
+                logger.info(
+                    "stopping: %d requests still run, for %d s at most, and no more are taken; "
+                    "a second signal aborts them",
+                    engine.num_open,
+                    drain_timeout,
+                )
             await asyncio.wait_for(_first_of(engine.drain(), signals.second.wait()), drain_timeout)
         except asyncio.TimeoutError:
             logger.warning("requests still ran after %d s and were aborted", drain_timeout)
