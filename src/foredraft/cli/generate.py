@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ def command(
     text = _prompt(prompt, file)
     params = replace(params, logprobs=logprobs)
     if prediction is not None:
-        params = replace(params, prediction=read_text(prediction))
+        params = replace(params, prediction=_read_prediction(prediction))
     llm = open_llm(options, session)
     if llm.tokenizer.chat_template is None and not raw:
         note(f"{options.model} has no chat template: it continues the text as it is, as with --raw")
@@ -100,6 +101,13 @@ def _prompt(prompt: str | None, file: str | None) -> str:
     if not text.strip():
         raise click.UsageError("the prompt is empty")
     return text
+
+
+def _read_prediction(file: str) -> str:
+    if file != STANDARD_STREAM and not os.path.exists(file):
+        name = file if len(file) <= 80 else f"{file[:80]}..."
+        raise click.UsageError(f"--prediction takes a file with the text, and there is none called {name!r}")
+    return read_text(file)
 
 
 def _stream(
