@@ -368,7 +368,7 @@ class SpeculationStats:
     """One request's speculation. A draft is one proposal of at least one token; the bonus token is not accepted.
 
     mean_acceptance_length = 1 + num_accepted_tokens / num_drafts; accepted_per_position[i]: drafts whose token at depth
-    i was accepted; tokens_per_pass counts every pass after the prompt's.
+    i was accepted, as far as the longest draft went; tokens_per_pass counts every pass after the prompt's.
     """
 
     num_passes: int
@@ -423,7 +423,7 @@ class Completion:
 class Chunk:
     """What one step added to one answer. The texts of an answer's chunks concatenate to its `Completion.text`."""
 
-    request_id: int
+    request_id: int  # from 1 on, in the order of the prompts
     index: int  # which of the n choices
     text: str
     token_ids: Sequence[int]

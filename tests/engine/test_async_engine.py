@@ -283,7 +283,7 @@ def test_a_sequence_that_cannot_go_on_harms_no_other() -> None:
 
     def step_with_fault() -> list[Chunk]:
         return [
-            replace(chunk, error=NumericalError("NaN"), finish_reason="abort") if chunk.request_id == 0 else chunk
+            replace(chunk, error=NumericalError("NaN"), finish_reason="abort") if chunk.request_id == 1 else chunk
             for chunk in step()
         ]
 

@@ -71,7 +71,7 @@ def test_a_useless_drafter_is_off_within_64_tokens_and_says_so(caplog: pytest.Lo
         later = [play(controller, seq, drafter, 0) for _ in range(300)]
     assert sum(later) <= 8  # probes
     assert sum(later) > 0
-    assert "request 0: model pauses for " in caplog.text
+    assert "request 1: model pauses for " in caplog.text
 
 
 def test_a_drafter_that_is_off_is_asked_for_trials() -> None:

@@ -45,8 +45,8 @@ def test_steps_give_what_a_stream_gives(spec: str) -> None:
 def test_choices_share_a_request() -> None:
     gen = generator()
     seqs = gen.submit(IDS[0], SamplingParams(n=3, seed=1, max_tokens=5))
-    assert [(seq.request_id, seq.index) for seq in seqs] == [(0, 0), (0, 1), (0, 2)]
-    assert set(run(gen)) == {(0, 0), (0, 1), (0, 2)}
+    assert [(seq.request_id, seq.index) for seq in seqs] == [(1, 0), (1, 1), (1, 2)]  # people count from 1
+    assert set(run(gen)) == {(1, 0), (1, 1), (1, 2)}
 
 
 def test_streams_get_their_chunks_whoever_steps() -> None:

@@ -103,7 +103,7 @@ class Generator:
         costs = measure_pass_costs(model, range(min(num_blocks_for(MAX_ROWS), model.num_blocks)))
         controller = Controller(drafters, costs, max_draft=max_draft, adaptive=adaptive)
         self.engine = Engine(model, drafters, controller, scheduler, pool)
-        self._request_ids = count()
+        self._request_ids = count(1)  # people see them in notes
         self._sequence_ids = count()
         self._round_hook: Callable[[Round], None] | None = None
         self._inboxes: dict[int, deque[Chunk]] = {}  # request -> chunks that its open stream has not yielded yet

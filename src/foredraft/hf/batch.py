@@ -87,7 +87,7 @@ class Batch:
             seqs.append(
                 EngineSequence(
                     index,
-                    index,
+                    1 + index,
                     index,
                     prompt,
                     params,
