@@ -120,13 +120,11 @@ class Ranks:
             return number, model
 
     def together(self, told: _TOLD, own: Callable[[_TOLD], _T]) -> _T:
-        """Have the others do what they are told, and do this process's part of it: of a copy, as they do, since whoever
-        is interrupted may change what was given.
+        """Have the others do what they are told, and do this process's part.
 
         Raises what that part raises, and EngineFailedError if a process was lost; the ranks have ended then.
         """
-
-        copy = pickle.dumps(told)
+        copy = pickle.dumps(told)  # for all of them: whoever is interrupted may change what was given
 
         def job() -> _T:
             self._tell(copy)
@@ -143,6 +141,7 @@ class Ranks:
         if self._open and self.is_alive:
             self._jobs.put(_Job(partial(self._tell, pickle.dumps(Drop(number)))))
         else:
+            self._state.lose("the model was closed")
             self._stop()
 
     def _meet(self, store: str) -> None:
