@@ -313,8 +313,8 @@ class DraftRequest:
 
     None at all are asked for while a prompt is being computed: the drafter may keep up with it. price: for drafters
     that stop where going on does not pay; None: fill the draft. row_s: seconds that the context of this sequence adds
-    to the pass for each draft token. num_slots: a tree has no more nodes. is_trial: the drafter was off and is tried
-    again; a rough draft will do if a good one costs much.
+    to the pass for each draft token. num_slots: a tree has no more nodes; 0: only chains are taken. is_trial: the
+    drafter was off and is tried again; a rough draft will do if a good one costs much.
     """
 
     seq: SequenceView

@@ -100,6 +100,7 @@ def test_second_choices_fill_the_rows_that_are_free(monkeypatch: pytest.MonkeyPa
     siblings = [(parent, token) for parent, token in zip(tree.parents, tree.tokens, strict=True)]
     assert len({*siblings}) == len(siblings)
     assert propose([1.0 + m for m in range(9)]).parents is None  # a row costs as much as a pass
+    assert propose([1.0] * 9, num_slots=0).parents is None  # no trees are taken
     assert (
         drafter.propose([DraftRequest(seq, 2, PassPrice([1.0] * 9))])[0].tokens == tree.tokens[:2]
     )  # no room for more

@@ -61,6 +61,7 @@ class Translated:
         self.vocab_size = tokenizer.vocab_size + padding
         self.max_model_len = self.context_length = inner.max_model_len
         self.num_blocks, self.weight_bytes, self.device_rows = inner.num_blocks, inner.weight_bytes, None
+        self.takes_trees = True
         texts = [b"" if tokenizer.is_special(id) else tokenizer.token_bytes(id) for id in range(self.vocab_size)]
         self._read = [text[-1] if text else 256 + id % 7 for id, text in enumerate(texts)]
         self._rated = np.array([text[0] if text else 256 for text in texts])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,9 @@ import transformers
 from transformers import MaxTimeCriteria, StoppingCriteriaList
 
 import foredraft.hf
+from foredraft.engine.costs import ROWS, PassCosts
+from foredraft.models.base import Rows
+from foredraft.models.hf.model import HFModel
 from tests.hf.calls import DRAFTERS, count_passes, letter_tokenizer, ours
 from tests.models.hf.zoo import EOS, VOCAB, draft, make_model, model, prompts
 
@@ -274,6 +277,22 @@ def test_all_rows_filled_up_have_the_same_bits_whatever_drafts() -> None:
     assert len({tuple(output.sequences[0].tolist()) for output in outputs}) == 1
     for other in outputs[1:]:
         assert all(a.equal(b) for a, b in zip(outputs[0].logits, other.logits, strict=True))
+
+
+@pytest.mark.parametrize("fixed_rows", [True, False])
+def test_no_trees_where_rows_are_to_have_the_bits_of_chains(fixed_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention sums in the order of slots, which is not a tree's."""
+    forward, trees = HFModel.forward, []
+
+    def watch(run: HFModel, batch: Sequence[Rows], hidden_layers: Sequence[int] = ()) -> Any:
+        trees.extend(rows for rows in batch if rows.parents is not None and rows.start > 10)  # no probes
+        return forward(run, batch, hidden_layers)
+
+    monkeypatch.setattr(HFModel, "forward", watch)
+    monkeypatch.setattr("foredraft.hf.batch.measure_pass_costs", lambda *_: PassCosts([1.0] * len(ROWS)))
+    target, arguments = make_model("llama"), {**prompts((0,)), **GREEDY, "max_new_tokens": 48, "eos_token_id": None}
+    foredraft.hf.generate(target, **arguments, assistant_model=draft("llama"), fixed_rows=fixed_rows)
+    assert bool(trees) != fixed_rows
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

@@ -359,7 +359,8 @@ class ChainModel:
         offers: list[tuple[Chain, Leaf]] = []
         for c in chains:
             best = sorted(c.second_choices, key=lambda leaf: -leaf.gain)
-            offers += [(c, leaf) for leaf in best[: max(0, c.request.num_tokens - len(c.tokens))]]
+            num_nodes = min(c.request.num_tokens, c.request.num_slots)
+            offers += [(c, leaf) for leaf in best[: max(0, num_nodes - len(c.tokens))]]
         price = offers[0][0].request.price if offers else None
         if price is None:
             return

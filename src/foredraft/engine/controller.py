@@ -41,15 +41,25 @@ LONG_ANSWER = 256
 
 
 class Controller:
-    """Plans drafts. With `adaptive` off every drafter is asked for the full length, the first that answers is taken."""
+    """Plans drafts. With `adaptive` off every drafter is asked for the full length, the first that answers is taken.
+
+    takes_trees: what the model says of itself.
+    """
 
     def __init__(
-        self, drafters: SequenceOf[Drafter], costs: PassCosts, *, max_draft: int, adaptive: bool = True
+        self,
+        drafters: SequenceOf[Drafter],
+        costs: PassCosts,
+        *,
+        max_draft: int,
+        adaptive: bool = True,
+        takes_trees: bool = True,
     ) -> None:
         self._drafters = drafters
         self._costs = costs
         self._max_draft = max_draft
         self._adaptive = adaptive
+        self._takes_trees = takes_trees
         self._draft_s = {d.name: BatchCost() for d in drafters}  # of a draft pass
         self._records: dict[int, dict[str, _Record]] = {}
         self._proposers: dict[int, Drafter] = {}  # sequence -> whose draft is in the pass
@@ -108,7 +118,7 @@ class Controller:
 
     def requests(self, drafter: Drafter, planned: SequenceOf[Planned]) -> list[DraftRequest]:
         """What to ask `drafter` for: requests of at least one token each, for some of these sequences or none."""
-        slots = {p.seq.id: p.num_draft_slots for p in planned}
+        slots = {p.seq.id: p.num_draft_slots if self._takes_trees else 0 for p in planned}
         limits = {p.seq.id: min(self._limit(p.seq), p.num_draft_slots) for p in planned}
         # the pass that ends the prompt carries no draft: its time is not decoding
         seqs = [

@@ -101,7 +101,7 @@ class Generator:
         pool = BlockPool(model.num_blocks, shares=enable_prefix_caching)
         scheduler = Scheduler(pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         costs = measure_pass_costs(model, range(min(num_blocks_for(MAX_ROWS), model.num_blocks)))
-        controller = Controller(drafters, costs, max_draft=max_draft, adaptive=adaptive)
+        controller = Controller(drafters, costs, max_draft=max_draft, adaptive=adaptive, takes_trees=model.takes_trees)
         self.engine = Engine(model, drafters, controller, scheduler, pool)
         self._request_ids = count(1)  # people see them in notes
         self._sequence_ids = count()

@@ -63,7 +63,9 @@ class Batch:
         max_num_tokens = max(MAX_NUM_BATCHED_TOKENS, len(self.prompts))
         scheduler = Scheduler(pool, max_num_seqs=len(self.prompts), max_num_batched_tokens=max_num_tokens)
         costs = _pass_costs(self.model, target) if adaptive else PassCosts([1.0] * len(ROWS))
-        controller = Controller(drafters, costs, max_draft=num_assistant_tokens, adaptive=adaptive)
+        controller = Controller(
+            drafters, costs, max_draft=num_assistant_tokens, adaptive=adaptive, takes_trees=target.takes_trees
+        )
         for seq in self._make_sequences(target, pool):
             scheduler.add(seq)
         return Engine(target, drafters, controller, scheduler, pool)

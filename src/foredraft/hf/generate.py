@@ -202,6 +202,8 @@ def _run(model: Any, batch: Batch, columns: Columns, speculation: Speculation) -
         for seq in engine.scheduler.unfinished():
             if columns.is_padded(seq.index):
                 engine.abort(seq)
+        if not engine.scheduler.unfinished():
+            raise RuntimeError("a text has ended before the stopping criteria saw that")
         for step in engine.step():
             if step.seq.error is not None:
                 raise step.seq.error

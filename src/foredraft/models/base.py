@@ -146,6 +146,11 @@ class LanguageModel(Protocol):
         ...
 
     @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may be trees: not if rows are to have the bits of a chain, and a tree's round otherwise."""
+        ...
+
+    @property
     def device_rows(self) -> DeviceRows | None:
         """None: `forward` returns numpy arrays."""
         ...

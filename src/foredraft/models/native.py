@@ -64,6 +64,7 @@ class NativeModel:
         self._cache = cache
         self._head_bytes = head_bytes  # of weight_bytes
         self.device_rows = None
+        self.takes_trees = True
         self._head_share = 1.0  # of the head's blocks that a pass reads
 
     @property

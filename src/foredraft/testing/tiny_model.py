@@ -56,6 +56,7 @@ class TinyModel:
         self.hidden_size = hidden_size
         self.weight_bytes = 4 * vocab_size
         self.device_rows = None
+        self.takes_trees = True
         self.rows_per_pass: list[int] = []
         self._seed = seed
         self._language = language

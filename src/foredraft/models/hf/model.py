@@ -97,6 +97,11 @@ class HFModel:
         return self._packed is not None
 
     @property
+    def takes_trees(self) -> bool:
+        """Attention sums slot by slot, and the ancestors of a tree's row do not lie in those of a chain."""
+        return not self.fixed_rows
+
+    @property
     def can_see(self) -> bool:
         """Whether it takes rows with pictures; `probe_pictures` tells whether it takes them exactly."""
         return can_see(self.transformers_model)

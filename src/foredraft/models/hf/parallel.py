@@ -43,6 +43,7 @@ class ParallelModel:
         self.weight_bytes = own.weight_bytes
         self.device_rows = own.device_rows
         self.can_see = own.can_see
+        self.takes_trees = own.takes_trees
         self._ranks = ranks
         self._number = number
         self._own = own
