@@ -5,8 +5,10 @@ from __future__ import annotations
 from tests.triton_device import DEVICE  # isort: skip  (before any kernel is defined)
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +223,31 @@ def test_the_command_answers_from_a_folder(folder: Path) -> None:
     done = subprocess.run([*command, "--json", "--backend", "hf", "--dtype", "float32"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["token_ids"] == own_ids(folder, "the cat")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("model.safetensors", lambda data: data[: len(data) // 2]),
+        ("model.safetensors", lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
+        ("model.safetensors", lambda data: b"\xff" * 64 + data[64:]),
+        ("config.json", lambda data: data.replace(b'"num_attention_heads": 4', b'"num_attention_heads": 0')),
+        ("config.json", lambda data: data.replace(b'"num_hidden_layers": 2', b'"num_hidden_layers": 2147483648')),
+        ("config.json", lambda data: data.replace(b'"hidden_size": 32', b'"hidden_size": "wide"')),
+        ("config.json", lambda data: data.replace(b'"intermediate_size": 48', b'"intermediate_size": 64')),
+        ("tokenizer.json", lambda data: data[: len(data) // 2]),
+        ("generation_config.json", lambda data: b'{"eos_token_id": 1000000000000000000000000000000}'),
+        ("generation_config.json", lambda data: b'{"eos_token_id": [[1]]}'),
+    ],
+)
+def test_damaged_folders_are_refused_in_a_line(
+    folder: Path, tmp_path: Path, name: str, change: Callable[[bytes], bytes]
+) -> None:
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    file = broken / name
+    before = file.read_bytes() if file.exists() else b""
+    file.write_bytes(change(before))
+    assert file.read_bytes() != before
+    with pytest.raises(ModelFileError) as caught:
+        LLM(broken, backend="hf")
+    assert "\n" not in str(caught.value)

@@ -70,7 +70,9 @@ def test_other_ways_to_write_it() -> None:
     text = data_url(file_of(PICTURE))
     for part in ({"type": "image_url", "image_url": text}, {"type": "input_image", "image_url": text}):
         assert load(part).tobytes() == PICTURE.tobytes()
-    assert load({"type": "image", "image": text}).tobytes() == PICTURE.tobytes()
+    loud = text.replace("data:image/png;base64", "DATA:IMAGE/PNG;BASE64")
+    for spelling in (text, loud):
+        assert load({"type": "image", "image": spelling}, files=True).tobytes() == PICTURE.tobytes()
 
 
 def test_callers_of_the_library_name_files(tmp_path: Path) -> None:
@@ -79,7 +81,8 @@ def test_callers_of_the_library_name_files(tmp_path: Path) -> None:
     for image in (path, str(path), PICTURE, PICTURE.convert("RGBA")):
         assert load({"type": "image", "image": image}, files=True).tobytes() == PICTURE.tobytes()
     assert "cannot be read: No such file" in str(refusal({"type": "image", "image": tmp_path / "no"}, files=True))
-    assert "cannot be read: Is a directory" in str(refusal({"type": "image", "image": tmp_path}, files=True))
+    for no_file in (tmp_path, "/dev/zero"):
+        assert "is no file" in str(refusal({"type": "image", "image": no_file}, files=True))
     assert "is a int, and no path" in str(refusal({"type": "image", "image": 5}, files=True))
 
 
@@ -131,6 +134,13 @@ def test_what_is_no_image(part: dict[str, Any], problem: str) -> None:
 def test_bombs_are_not_unpacked(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("the pixels were unpacked"))
     assert "is too large" in str(refusal(url(data_url(png_of_size(*size)))))
+
+
+def test_a_thread_of_pixels_is_not_blown_up() -> None:
+    """Processors would scale its thin edge to hundreds of pixels, and the other with it."""
+    assert load(url(data_url(file_of(Image.new("RGB", (50, 1)))))).size == (50, 1)
+    for size in ((51, 1), (1, 2000)):
+        assert "one edge may be 50 times the other" in str(refusal(url(data_url(file_of(Image.new("RGB", size))))))
 
 
 def test_all_images_of_a_request_share_one_limit() -> None:

@@ -187,6 +187,12 @@ def make_batch(
 def _refuse_others(config: Any, model_kwargs: Mapping[str, Any]) -> None:
     if config.num_beams > 1:
         raise UnsupportedModelError("beam search cannot be speculated: leave num_beams out, or use model.generate")
+    for name in ("penalty_alpha", "dola_layers"):
+        if getattr(config, name, None):
+            raise UnsupportedModelError(f"{name} asks for another way of decoding: leave it out, or use model.generate")
+    pad = config._pad_token_tensor
+    if pad is not None and int(pad) < 0:
+        raise ParameterError("pad_token_id", f"must be the id of a token, not {int(pad)}")
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         raise UnsupportedModelError(
             "attentions and hidden states of drafted passes are not those of single tokens: leave output_attentions "

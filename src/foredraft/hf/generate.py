@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, QuantizedCache, StoppingCriteriaList
+from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -316,7 +317,7 @@ def _without_what_is_done_here(tokenizer: Any, kwargs: dict[str, Any]) -> dict[s
 def _without_cache(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Keys and values are kept in blocks, of the model's own type, whatever kind of cache is asked for.
 
-    Raises UnsupportedModelError for one that would round them.
+    Raises UnsupportedModelError for one that would round them, ParameterError for one that `generate` does not know.
     """
     settings = kwargs.get("generation_config") or model.generation_config
     kind = _first_given(kwargs.get("cache_implementation"), settings.cache_implementation)
@@ -326,6 +327,8 @@ def _without_cache(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         raise UnsupportedModelError(
             "a quantised cache rounds keys and values, and passes here do not: leave it out, or use model.generate"
         )
+    if kind is not None and kind not in ALL_CACHE_IMPLEMENTATIONS:
+        raise ParameterError("cache_implementation", f"must be one of {', '.join(ALL_CACHE_IMPLEMENTATIONS)}")
     return kwargs if kind is None else kwargs | {"cache_implementation": "dynamic"}  # the one that costs nothing
 
 

@@ -21,10 +21,13 @@ from foredraft.errors import MissingExtraError, ParameterError
 MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 50_000_000
 MAX_IMAGES = 32
+#: Processors scale the shorter edge to hundreds of pixels, whatever becomes of the longer one: a few bytes could be
+#: made gigabytes.
+MAX_RATIO = 50
 #: What is tried. Pillow knows dozens of formats more, some of them programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
-_DATA_URL = re.compile(r"data:(?P<type>[\w.+-]*/?[\w.+-]*)(;[\w.=+-]+)*;base64,", re.ASCII)
+_DATA_URL = re.compile(r"data:(?P<type>[\w.+-]*/?[\w.+-]*)(;[\w.=+-]+)*;base64,", re.ASCII | re.IGNORECASE)
 
 
 class ImageLoader:
@@ -40,7 +43,7 @@ class ImageLoader:
         if len(self.images) == MAX_IMAGES:
             raise ParameterError(where, f"is one image too many: a request takes {MAX_IMAGES}")
         source, where = _source_of(part, where)
-        if isinstance(source, str) and source.startswith("data:"):
+        if isinstance(source, str) and source[:5].lower() == "data:":
             image = self._decode(_bytes_of_url(source, where), where)
         elif isinstance(source, str) and re.match("[a-zA-Z][a-zA-Z0-9+.-]*:/", source):
             raise ParameterError(where, "names an image elsewhere, and none is fetched: send it as a data URL")
@@ -76,6 +79,10 @@ class ImageLoader:
         self._num_pixels += width * height
         if self._num_pixels > MAX_PIXELS:
             raise ParameterError(where, _too_large(f"{width} x {height}"))
+        if max(width, height) > MAX_RATIO * min(width, height):
+            raise ParameterError(
+                where, f"is {width} x {height}, and one edge may be {MAX_RATIO} times the other: cut it"
+            )
         try:
             return ImageOps.exif_transpose(image).convert("RGB")
         except Exception as error:
@@ -105,7 +112,7 @@ def _source_of(part: Mapping[str, Any], where: str) -> tuple[Any, str]:
 
 def _bytes_of_url(url: str, where: str) -> bytes:
     match = _DATA_URL.match(url[:200])
-    if match is None or not match["type"].startswith("image/"):
+    if match is None or not match["type"].lower().startswith("image/"):
         raise ParameterError(where, "is no data URL of an image: data:image/png;base64,...")
     if (len(url) - match.end()) * 3 // 4 > MAX_BYTES:
         raise ParameterError(where, f"has more than {MAX_BYTES:,} bytes: scale the image down")
@@ -117,6 +124,8 @@ def _bytes_of_url(url: str, where: str) -> bytes:
 
 def _bytes_of_file(path: Path, where: str) -> bytes:
     try:
+        if path.exists() and not path.is_file():  # a device may have no end
+            raise ParameterError(where, f"is no file ({path})")
         if path.stat().st_size > MAX_BYTES:
             raise ParameterError(where, f"has more than {MAX_BYTES:,} bytes: scale the image down")
         return path.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -273,6 +274,13 @@ def test_biases_of_feed_forward_layers_are_refused(tmp_path: Path) -> None:
 def test_a_config_that_is_no_json_object(folder: Path, text: bytes) -> None:
     (folder / "config.json").write_bytes(text)
     refusal(folder, ModelFileError)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_is_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert f"{name}: no regular file" in refusal(folder, ModelFileError)
 
 
 def test_a_pointer_of_git_lfs(folder: Path) -> None:

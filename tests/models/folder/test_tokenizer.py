@@ -106,6 +106,7 @@ def test_templates(tmp_path: Path) -> None:
         ("tokenizer_config.json", "[]", ModelFileError, "holds no JSON object"),
         ("generation_config.json", '{"eos_token_id": "x"}', ModelFileError, "eos_token_id is no token id"),
         ("generation_config.json", '{"eos_token_id": [true]}', ModelFileError, "eos_token_id is no token id"),
+        ("generation_config.json", '{"eos_token_id": 2147483648}', ModelFileError, "eos_token_id is no token id"),
     ],
 )
 def test_files_that_are_damaged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,25 +65,42 @@ def test_the_packed_weights_are_what_runs(dtype: torch.dtype, monkeypatch: pytes
     assert not calls
 
 
-@pytest.mark.parametrize("how", ["in place", "behind autograd's back", "another tensor", "rows swapped", "loaded"])
-def test_weights_that_change_are_packed_anew(how: str) -> None:
-    model = make_model("llama")
+def _load(layer: nn.Linear) -> None:
+    layer.load_state_dict({"weight": layer.weight.detach().roll(8, 0)}, assign=True)
+
+
+#: What is done to the weight [48, 32] of a layer. Most leave its version, or the bits of its words taken together.
+CHANGES: dict[str, Callable[[nn.Linear], object]] = {
+    "in place": lambda layer: layer.weight.detach().mul_(3),
+    "one number of the data": lambda layer: layer.weight.data[5, 3].add_(4),
+    "another tensor": lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight * 3)),
+    "two rows exchanged": lambda layer: layer.weight.data.copy_(layer.weight.data[[1, 0, *range(2, 48)]]),
+    "rows upside down": lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.flip(0).contiguous())),
+    "columns turned round": lambda layer: setattr(layer.weight, "data", layer.weight.data.roll(8, 1)),
+    "negated": lambda layer: layer.weight.data.neg_(),
+    "a negated copy": lambda layer: setattr(layer, "weight", nn.Parameter(-layer.weight)),
+    "loaded": _load,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("how", CHANGES)
+def test_weights_that_change_are_packed_anew(how: str, dtype: torch.dtype) -> None:
+    model = make_model("llama").to(dtype)
     before = run(model, packed=True)
-    layer = model.model.layers[1].mlp.up_proj
     with torch.no_grad():
-        if how == "in place":
-            layer.weight.mul_(3)
-        elif how == "behind autograd's back":
-            layer.weight.data[5, 3] += 4
-        elif how == "another tensor":
-            layer.weight = nn.Parameter(layer.weight * 3)
-        elif how == "rows swapped":
-            layer.weight[[0, 1]] = layer.weight[[1, 0]]
-        else:
-            model.load_state_dict({k: v * 1.5 for k, v in model.state_dict().items()})
+        CHANGES[how](model.model.layers[1].mlp.up_proj)
     after = run(model, packed=True)
-    assert close(after, run(model, packed=False), torch.float32)
-    assert how == "rows swapped" or not close(after, before, torch.float32)
+    assert close(after, run(model, packed=False), dtype)
+    assert not close(after, before, dtype)
+
+
+def test_a_tied_head_changes_with_its_embedding() -> None:
+    model = make_model("llama", tie_word_embeddings=True)
+    before = run(model, packed=True)
+    model.get_input_embeddings().weight.data.neg_()
+    assert close(run(model, packed=True), run(model, packed=False), torch.float32)
+    assert not close(run(model, packed=True), before, torch.float32)
 
 
 def test_a_model_can_be_copied_and_saved_afterwards(tmp_path: Any) -> None:

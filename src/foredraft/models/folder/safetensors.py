@@ -52,6 +52,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_is_file(path)
         try:
             with open(path, "rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -78,8 +79,15 @@ class SafetensorsFile:
             self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
+def check_is_file(path: str | os.PathLike[str]) -> None:
+    """Raises ModelFileError for what is there and is none: a pipe would be waited for."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ModelFileError(f"{os.fspath(path)}: no regular file; check the path")
+
+
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A file that holds one JSON object. Raises ModelFileError."""
+    check_is_file(path)
     try:
         text = Path(path).read_bytes()
         value = json.loads(text)

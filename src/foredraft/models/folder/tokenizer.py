@@ -96,11 +96,16 @@ def _read_ends(folder: Path) -> list[int]:
     for path in (folder / "generation_config.json", folder / "config.json"):
         ends = _read_optional(path).get("eos_token_id")
         if ends is not None:
-            ends = ends if isinstance(ends, list) else [ends]
-            if not all(type(id) is int and id >= 0 for id in ends):
-                raise ModelFileError(f"{path}: eos_token_id is no token id; download it again")
-            return ends
+            return check_ends(ends, path)
     return []
+
+
+def check_ends(ends: Any, where: Path | str) -> list[int]:
+    """What settings call `eos_token_id`: an id, some, or none. Raises ModelFileError."""
+    ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(type(id) is int and 0 <= id < 2**31 for id in ids):
+        raise ModelFileError(f"{where}: eos_token_id is no token id; download it again")
+    return ids
 
 
 def _read_template(folder: Path, settings: Mapping[str, Any]) -> str | None:

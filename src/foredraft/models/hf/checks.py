@@ -22,6 +22,8 @@ def check_kind(model: Any, name: str) -> None:
         raise UnsupportedModelError(
             f"{name} must be a model of Transformers, not {type(model).__name__}: load it first"
         )
+    if hasattr(model, "_orig_mod"):
+        raise UnsupportedModelError(f"{name} is compiled by torch.compile, for shapes of its own: give it uncompiled")
     reason = _reason_to_load_again(model) or _reason_against(model)
     if reason is not None:
         raise UnsupportedModelError(f"{name} cannot be speculated with: {reason}")

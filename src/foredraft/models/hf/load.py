@@ -16,6 +16,7 @@ from foredraft.algo.sampler import SamplerKind
 from foredraft.errors import ForedraftError, ModelFileError, ParameterError, UnsupportedModelError
 from foredraft.models.base import ImageReader, TextTokenizer
 from foredraft.models.fast_tokenizer import FastTokenizer
+from foredraft.models.folder.tokenizer import check_ends
 from foredraft.models.hf.checks import context_length
 from foredraft.models.hf.graphs import choose_capture
 from foredraft.models.hf.model import HFModel
@@ -27,6 +28,8 @@ from foredraft.models.load import count_blocks
 from foredraft.types import check_choice
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "auto": "auto"}
+#: More would be built one by one until memory is gone.
+MAX_LAYERS = 10_000
 #: Context of a model that sets no limit, unless the caller does.
 DEFAULT_CONTEXT = 8192
 
@@ -109,7 +112,7 @@ def read_hf_tokenizer(name: str, options: HFOptions) -> FastTokenizer:
         ends = transformers.GenerationConfig.from_pretrained(name, local_files_only=_is_offline()).eos_token_id
     except OSError:  # the model has no such file
         ends = None
-    return make_tokenizer(tokenizer, [ends] if isinstance(ends, int) else ends or [])
+    return make_tokenizer(tokenizer, check_ends(ends, name))
 
 
 def choose_device_sampler(device: torch.device) -> SamplerKind | None:
@@ -145,7 +148,11 @@ def load_hf_images(name: str, options: HFOptions, model: HFModel, tokenizer: Tex
 
 def read_config(name: str, options: HFOptions) -> Any:
     """Raises ModelFileError, UnsupportedModelError."""
-    return _from_pretrained(transformers.AutoConfig, name, options, {})
+    config = _from_pretrained(transformers.AutoConfig, name, options, {})
+    num_layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    if isinstance(num_layers, int) and num_layers > MAX_LAYERS:
+        raise ModelFileError(f"{name}: config.json says {num_layers} layers, and no model has more than {MAX_LAYERS}")
+    return config
 
 
 def _model_class(name: str, options: HFOptions) -> Any:
@@ -170,7 +177,9 @@ def _from_pretrained(factory: Any, name: str, options: HFOptions, arguments: dic
         return factory.from_pretrained(
             name, trust_remote_code=options.trust_remote_code, local_files_only=_is_offline(), **arguments
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # whatever damaged files make of the library
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if "trust_remote_code" in reason:
             raise UnsupportedModelError(

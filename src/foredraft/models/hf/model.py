@@ -67,7 +67,8 @@ class HFModel:
             raise ParameterError("max_model_len", f"must lie between 1 and the context of {self.context_length} tokens")
         config = text_config(model)
         head = model.get_output_embeddings()
-        self.vocab_size: int = config.vocab_size if head is None else head.weight.shape[0]
+        weight = getattr(head, "weight", None)  # a quantised head may have it packed away
+        self.vocab_size: int = weight.shape[0] if isinstance(weight, torch.Tensor) else config.vocab_size
         self.transformers_model = model
         self._cache = SlotCache(config.num_hidden_layers, 0 if capture is None else num_blocks + 1)
         self._cache_argument = cache_argument(model)
