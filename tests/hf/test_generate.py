@@ -365,6 +365,7 @@ BATCH = prompts()
         (ParameterError, "hides a whole row", {"attention_mask": torch.zeros(4, 11, dtype=torch.long)}),
         (ParameterError, "has no rows", {k: v[:0] for k, v in BATCH.items()}),
         (UnsupportedModelError, "beam search", {"num_beams": 2}),
+        (UnsupportedModelError, "custom_generate decodes by itself", {"custom_generate": print}),
         (UnsupportedModelError, "penalty_alpha asks for another way", {"penalty_alpha": 0.6, "top_k": 4}),
         (UnsupportedModelError, "dola_layers asks for another way", {"dola_layers": "low"}),
         (ParameterError, "pad_token_id must be the id of a token", {"pad_token_id": -1}),

@@ -10,9 +10,15 @@ from typing import Any
 import click
 
 from foredraft.errors import ParameterError
+from foredraft.models.images import ImageLoader
 
 image_option = click.option(
-    "--image", "images", metavar="FILE", multiple=True, help="A PNG, JPEG, WebP or GIF to ask about; may be repeated."
+    "--image",
+    "images",
+    metavar="FILE",
+    callback=lambda _, __, images: _checked(images),
+    multiple=True,
+    help="A PNG, JPEG, WebP or GIF to ask about; may be repeated.",
 )
 
 
@@ -20,6 +26,16 @@ def user_message(text: str, images: Sequence[str]) -> dict[str, Any]:
     """The images, and then the text."""
     parts = [{"type": "image", "image": image} for image in images]
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}] if images else text}
+
+
+def _checked(images: Sequence[str]) -> Sequence[str]:
+    """What is wrong with one of them is said before a model is loaded."""
+    messages = [user_message("", images)]
+    with blaming_files(messages):
+        for i, part in enumerate(messages[0]["content"] if images else ()):
+            if part["type"] == "image":
+                ImageLoader(files=True).load(part, f"messages[0].content[{i}]")
+    return images
 
 
 @contextmanager

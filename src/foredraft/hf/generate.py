@@ -128,6 +128,8 @@ def generate(
         pack_weights=pack_weights,
         enforce_eager=enforce_eager,
     )
+    if kwargs.get("custom_generate") is not None:
+        raise UnsupportedModelError("custom_generate decodes by itself: leave it out, or use model.generate")
     streamer = kwargs.get("streamer")
     pictures = _look(model, assistant_model, inputs, kwargs)
     kwargs = _without_cache(model, _without_what_is_done_here(tokenizer, kwargs))

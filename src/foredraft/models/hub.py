@@ -164,6 +164,8 @@ def remove_model(name: str) -> int:
     if not files:
         if name in CATALOGUE:
             raise ModelFileError(f"{name} is not on disk: nothing to remove")
+        if Path(name).exists():
+            raise ModelFileError(f"nothing repacked from {name} is kept: nothing to remove, and itself it stays")
         raise ModelFileError(f"no model is called {name}; {_close_names(name) or 'foredraft list shows those on disk'}")
     freed = _bytes(files)
     if name in CATALOGUE and models_directory().exists():
