@@ -141,6 +141,12 @@ def test_layers_that_are_no_plain_ones_run_as_they_are() -> None:
     assert not can_pack(torch.zeros(8, 8, device="meta"))
 
 
+def test_a_forward_that_was_replaced_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, own = make_model("llama"), nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, rows: -own(layer, rows))
+    assert close(run(model, packed=True), run(model, packed=False), torch.float32)
+
+
 def test_a_model_made_in_inference_mode() -> None:
     with torch.inference_mode():
         model = make_model("llama")

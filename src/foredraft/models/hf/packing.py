@@ -25,6 +25,9 @@ MEMORY_SHARE = 0.5
 #: How far a product may be from torch's own, as a share of its greatest entry.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
 
+#: What layers do unless somebody has replaced it.
+_FORWARD = nn.Linear.forward
+
 #: layer -> what its packed weights were made of, and these. They live as long as the layer.
 _known: WeakKeyDictionary[nn.Linear, tuple[tuple[Any, ...], torch.Tensor]] = WeakKeyDictionary()
 #: Models whose copy did not fit.
@@ -127,7 +130,9 @@ def available_memory() -> float:
 
 
 def _layers(model: Any) -> list[nn.Linear]:
-    """Those whose `forward` is the class's own."""
+    """Those whose `forward` is torch's own."""
+    if nn.Linear.forward is not _FORWARD:
+        return []
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     modules = [*(model if decoder is None else decoder).modules(), head]
     plain = dict.fromkeys(m for m in modules if type(m) is nn.Linear and "forward" not in m.__dict__)
