@@ -139,9 +139,8 @@ def measure_pass_costs(model: LanguageModel, blocks: Sequence[int]) -> PassCosts
 def _split_contexts(seconds: NDArray[np.float64]) -> tuple[list[float], list[float]]:
     """seconds [contexts, CONTEXT_ROWS] of whole passes to what contexts add to every row, and once: [contexts] each."""
     few, many = CONTEXT_ROWS
-    added = _rising(seconds) - seconds[0]
-    by_many = np.maximum(added[:, 1], 0.0)
-    by_few = np.clip(added[:, 0], by_many * few / many, by_many)
+    by_few, by_many = (_rising(seconds) - _rising(seconds)[0]).T
+    by_few = np.clip(by_few, by_many * few / many, by_many)
     row_s = (by_many - by_few) / (many - few)
     return row_s.tolist(), (by_few - few * row_s).tolist()
 
