@@ -149,7 +149,7 @@ def interrupt_main_thread_when_it_waits() -> None:
     signal.pthread_kill(main, signal.SIGINT)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
     """What is started in the background by a shell ignores SIGINT, and so do its tests."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -157,7 +157,6 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_in_the_midst_of_a_pass(
     two: Callable[..., LLM], folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
