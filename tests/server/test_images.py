@@ -75,7 +75,7 @@ def test_images_count_as_prompt_tokens(seeing: Server) -> None:
     usage = seeing.post(CHAT, messages=[ask("what?", picture(1, 80))], **FIELDS).json()["usage"]
     ids = seeing.post("/tokenize", messages=[ask("what?", picture(1, 80))]).json()
     assert ids["count"] == usage["prompt_tokens"] == len("what?") + 10 + 3
-    error = refusal(seeing.post(CHAT, messages=[ask("what?", picture(1, 8 * 600, 1))], **FIELDS))
+    error = refusal(seeing.post(CHAT, messages=[ask("what?", picture(1, 8 * 600, 100))], **FIELDS))
     assert error["code"] == "context_length_exceeded"
 
 
