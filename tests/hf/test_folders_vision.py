@@ -182,9 +182,9 @@ def test_paths_and_images_of_pillow(folders: Path, tmp_path: Path) -> None:
 def test_letters_of_an_image_token_are_letters(folders: Path) -> None:
     with load(folders, "llava") as llm:
         prompt = llm.render_chat(ask("<image> is |", picture(1)))
-        assert list(prompt).count(llm.images.placeholder if llm.images else -1) == 16
+        assert list(prompt).count(llm.images.image_token_id if llm.images else -1) == 16
         text = llm.render_chat([{"role": "user", "content": "<image>"}])
-        assert list(text).count(llm.images.placeholder if llm.images else -1) == 0
+        assert list(text).count(llm.images.image_token_id if llm.images else -1) == 0
 
 
 def test_models_that_cannot_be_carried_read_text(folders: Path) -> None:

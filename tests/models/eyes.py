@@ -28,13 +28,13 @@ REFUSED_WIDTH, BLINDING_WIDTH = 7, 9
 class Eyes:
     refusal: str | None = None
     as_parts: bool = True
-    placeholder: int = ByteTokenizer.PAD
+    image_token_id: int = ByteTokenizer.PAD
 
     def read(self, image: Any, /) -> ReadImage:
         if image.width == REFUSED_WIDTH:
             raise ValueError("seven columns are too few")
         broken = ForedraftError("the model could not read an image") if image.width == BLINDING_WIDTH else None
-        return ReadImage([self.placeholder] * max(1, image.width // 8), blake2b(image.tobytes()).digest(), broken)
+        return ReadImage([self.image_token_id] * max(1, image.width // 8), blake2b(image.tobytes()).digest(), broken)
 
 
 def seeing_tokenizer() -> ByteTokenizer:

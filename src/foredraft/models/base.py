@@ -106,7 +106,7 @@ class ImageReader(Protocol):
         ...
 
     @property
-    def placeholder(self) -> int:
+    def image_token_id(self) -> int:
         """The token that the chat template writes for an image."""
         ...
 

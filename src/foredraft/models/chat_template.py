@@ -96,7 +96,7 @@ def encode_chat(
     if images is None or not loader.images:
         return ids
     read = [_read(images, image, where) for image, where in zip(loader.images, places, strict=True)]
-    return with_pictures(ids, read, images.placeholder)
+    return with_pictures(ids, read, images.image_token_id)
 
 
 def _read(images: ImageReader, image: Any, where: str) -> ReadImage:
@@ -106,9 +106,9 @@ def _read(images: ImageReader, image: Any, where: str) -> ReadImage:
         raise ParameterError(where, f"cannot be read by the model's processor: {error}") from None
 
 
-def with_pictures(ids: Sequence[int], read: Sequence[ReadImage], placeholder: int) -> PicturePrompt:
-    """Each placeholder replaced by the tokens of its image. Raises ChatTemplateError if there are more or fewer."""
-    num_places = sum(id == placeholder for id in ids)
+def with_pictures(ids: Sequence[int], read: Sequence[ReadImage], image_token_id: int) -> PicturePrompt:
+    """Each image token replaced by the tokens of its image. Raises ChatTemplateError if there are more or fewer."""
+    num_places = sum(id == image_token_id for id in ids)
     if num_places != len(read):
         raise ChatTemplateError(
             f"the chat template has {num_places} places for {len(read)} images: the model takes images elsewhere, "
@@ -118,7 +118,7 @@ def with_pictures(ids: Sequence[int], read: Sequence[ReadImage], placeholder: in
     pictures: list[Picture] = []
     waiting = iter(read)
     for id in ids:
-        if id != placeholder:
+        if id != image_token_id:
             tokens.append(id)
             continue
         image = next(waiting)

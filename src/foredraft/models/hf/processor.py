@@ -37,7 +37,7 @@ class HFImageReader:
         ids = tokenizer.encode(self.token, parse_special=True)
         if len(ids) != 1:
             raise UnsupportedModelError(f"{type(processor).__name__} has no token for an image")
-        self.placeholder = ids[0]
+        self.image_token_id = ids[0]
         self.as_parts = _takes_parts(tokenizer)
 
     def read(self, image: Any, /) -> ReadImage:
@@ -59,7 +59,7 @@ class HFImageReader:
 class NoImages:
     """For a model that could see, but whose images cannot be carried. An `ImageReader` that reads none."""
 
-    placeholder = -1
+    image_token_id = -1
 
     def __init__(self, refusal: str, tokenizer: TextTokenizer) -> None:
         self.refusal = refusal
@@ -116,7 +116,7 @@ def check_reader(model: Any, reader: HFImageReader, tokenizer: TextTokenizer, na
         read = [reader.read(image) for image in images]
     except ValueError as error:
         raise UnsupportedModelError(f"its processor failed: {error}") from None
-    prompt = with_pictures(tokenizer.encode(text, parse_special=True), read, reader.placeholder)
+    prompt = with_pictures(tokenizer.encode(text, parse_special=True), read, reader.image_token_id)
     if list(prompt) != own["input_ids"][0].tolist():
         raise UnsupportedModelError("its processor reads one image in another way than two")
     probe_pictures(model, _own_answer(model, own, prompt), name=name)
