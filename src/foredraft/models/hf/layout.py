@@ -60,7 +60,8 @@ class Layout:
 def least_shape(batch: Sequence[Rows], num_queries: int = 0) -> Shape:
     """What holds a batch; of at least `num_queries` rows a sequence."""
     num_rows = [len(rows.tokens) for rows in batch]
-    num_blocks = max(-(-(rows.start + n) // BLOCK_SIZE) for rows, n in zip(batch, num_rows, strict=True))
+    reached = [rows.start + max(n, num_queries) for rows, n in zip(batch, num_rows, strict=True)]
+    num_blocks = -(-max(reached) // BLOCK_SIZE)  # of fixed rows, keys do not depend on the draft either
     return Shape(len(batch), max(num_queries, *num_rows), num_blocks)
 
 
